@@ -1,0 +1,1 @@
+"""Programs around the library: the command line, clusters and conversion."""

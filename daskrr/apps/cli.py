@@ -1,0 +1,262 @@
+"""The command ``daskrr``, also reached as ``dask daskrr``.
+
+Every ``dask`` command imports this module, so that it holds the options only; what they do is in
+:mod:`daskrr.apps.commands`, which is loaded when a command runs.
+"""
+
+import importlib
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from daskrr import __version__
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+KERNELS = ("linear", "gaussian", "laplacian", "matern", "polynomial", "cosine", "bernoulli")
+_DEBUG = "daskrr.debug"
+# Options that travel together, by the parameter of the command that takes them.
+_GROUPS = {
+    "kernel": (
+        "kernel",
+        "length_scale",
+        "nu",
+        "degree",
+        "offset",
+        "scale",
+        "order",
+        "kernel_spec",
+        "allow_function",
+    ),
+    "model": (
+        "ridge",
+        "n_landmarks",
+        "sampling",
+        "sketch_ridge",
+        "random_state",
+        "dtype",
+        "missing_chunks",
+        "block_rows",
+    ),
+    "cluster": ("scheduler", "workers", "memory_limit"),
+}
+
+
+def _commands() -> Any:
+    return importlib.import_module("daskrr.apps.commands")
+
+
+class Commands(click.Group):
+    """A group that turns every failure into one message and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the chosen command.
+
+        Parameters
+        ----------
+        ctx : click.Context
+
+        Returns
+        -------
+        object
+        """
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("daskrr: interrupted", err=True)
+            ctx.exit(130)
+        except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
+            raise
+        except Exception as error:
+            if ctx.meta.get(_DEBUG):
+                traceback.print_exc()
+            message, code = _commands().failure(error)
+            click.echo(f"daskrr: {message}", err=True)
+            ctx.exit(code)
+
+
+def _remember_debug(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.meta[_DEBUG] = True
+
+
+def _all_of(*decorators: Callable[[Decorated], Decorated]) -> Callable[[Decorated], Decorated]:
+    """Combine decorators, so that options appear in the order in which they are written."""
+
+    def decorate(function: Decorated) -> Decorated:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
+debug_option = click.option(
+    "--debug",
+    is_flag=True,
+    expose_value=False,
+    callback=_remember_debug,
+    help="Show the traceback of a failure.",
+)
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object on standard output and nothing else there."
+)
+quiet_option = click.option("--quiet", is_flag=True, help="Show no progress.")
+overwrite_option = click.option("--overwrite", is_flag=True, help="Replace what is there already.")
+workers_option = click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    help="Processes of the embedded cluster; one per core by default.",
+)
+
+kernel_options = _all_of(
+    click.option("--kernel", type=click.Choice(KERNELS), help="Which kernel."),
+    click.option("--length-scale", metavar="NUMBER|median|A,B,...", help="Length scale, or one per feature."),
+    click.option("--nu", type=click.Choice(["0.5", "1.5", "2.5"]), help="Smoothness of the Matérn kernel."),
+    click.option("--degree", type=int, help="Degree of the polynomial kernel."),
+    click.option("--offset", type=float, help="Offset of the polynomial kernel."),
+    click.option("--scale", type=float, help="Scale of the polynomial kernel."),
+    click.option("--order", type=int, help="Order of the Bernoulli kernel."),
+    click.option("--kernel-spec", metavar="FILE|JSON", help="Kernel as JSON instead of the options above."),
+    click.option(
+        "--allow-function", multiple=True, metavar="PACKAGE.MODULE:NAME", help="Function the spec may import."
+    ),
+)
+model_options = _all_of(
+    click.option("--ridge", type=float, required=True, help="Ridge of the scores, times the number of rows."),
+    click.option(
+        "--landmarks",
+        "n_landmarks",
+        type=click.IntRange(min=1),
+        help="Number of draws; needed unless --sampling gives the landmarks.",
+    ),
+    click.option(
+        "--sampling",
+        default="diagonal",
+        show_default=True,
+        metavar="uniform|diagonal|PATH",
+        help="How landmarks are drawn; or an array, .npy or Zarr, of probabilities or of row numbers.",
+    ),
+    click.option("--sketch-ridge", type=float, help="Ridge of the regularised approximation; none by default."),
+    click.option("--seed", "random_state", type=click.IntRange(min=0), help="Seed of the draws; a new one by default."),
+    click.option(
+        "--dtype",
+        type=click.Choice(["float64", "float32"]),
+        default="float64",
+        show_default=True,
+        help="Precision of kernel tiles.",
+    ),
+    click.option(
+        "--missing-chunks",
+        type=click.Choice(["refuse", "fill"]),
+        default="refuse",
+        show_default=True,
+        help="What to do about chunks that were never written.",
+    ),
+    click.option("--block-rows", type=click.IntRange(min=1), help="Rows per task; chosen by default."),
+)
+cluster_options = _all_of(
+    click.option("--scheduler", metavar="ADDRESS", help="Running Dask scheduler; embedded cluster by default."),
+    workers_option,
+    click.option("--memory-limit", metavar="SIZE", help="Memory per embedded worker, such as 2GiB."),
+)
+
+
+@click.group(name="daskrr", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="daskrr")
+@debug_option
+def main() -> None:
+    """Kernel ridge leverage scores of data larger than memory.
+
+    \b
+    Exit codes:
+      0    done
+      1    the run failed, or a check did not hold
+      2    wrong usage or bad input
+      3    cluster or worker problem
+      4    the output exists
+      130  interrupted
+    """
+
+
+@main.command()
+@click.option("--rows", type=click.IntRange(min=5000), default=500_000, show_default=True, help="Rows to write.")
+@click.option("--directory", type=click.Path(file_okay=False), default=".", show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of data and sampling.")
+@workers_option
+@json_option
+@quiet_option
+@debug_option
+def demo(**options: Any) -> None:
+    """Plant outliers in made-up data, score it, and see whether they are found.
+
+    Writes the data, the scores and daskrr-demo.png into the directory. Fails when fewer than 95 % of the
+    planted rows are among as many highest estimates.
+    """
+    _commands().demo(**options)
+
+
+@main.command()
+@click.argument("source", type=click.Path())
+@click.argument("target", type=click.Path())
+@click.option("--columns", metavar="A,B,...", help="Names or zero-based positions of the columns to keep.")
+@click.option("--standardize", is_flag=True, help="Centre every column and divide it by its standard deviation.")
+@click.option("--array", metavar="NAME", help="Array inside an .npz file.")
+@click.option("--dtype", help="Type of the result, such as float32; that of the source by default.")
+@click.option("--delimiter", help="Character between cells of a .csv file; found by default.")
+@click.option("--header/--no-header", default=None, help="Whether a .csv file starts with names; found by default.")
+@overwrite_option
+@json_option
+@quiet_option
+@debug_option
+def convert(**options: Any) -> None:
+    """Write a .npy, .npz, .csv, .tsv or .parquet table as a Zarr array."""
+    _commands().convert(**options)
+
+
+@main.command()
+@click.argument("points", type=click.Path())
+@click.argument("output", type=click.Path())
+@kernel_options
+@model_options
+@cluster_options
+@overwrite_option
+@json_option
+@quiet_option
+@debug_option
+def score(**options: Any) -> None:
+    """Score every row of the Zarr array POINTS and write the result to OUTPUT."""
+    _commands().score(**_grouped(options))
+
+
+@main.command()
+@click.argument("scores", type=click.Path())
+@click.option("-k", "count", type=click.IntRange(min=1), default=20, show_default=True, help="How many rows.")
+@click.option("--by", type=click.Choice(["estimate", "scores"]), default="estimate", show_default=True)
+@json_option
+@debug_option
+def top(**options: Any) -> None:
+    """List the rows with the highest values in SCORES, an output of daskrr score."""
+    _commands().top(**options)
+
+
+@main.command()
+@click.argument("points", type=click.Path())
+@kernel_options
+@model_options
+@json_option
+@debug_option
+def plan(**options: Any) -> None:
+    """Show what scoring POINTS would read, hold and compute, without doing it."""
+    _commands().plan(**_grouped(options))
+
+
+def _grouped(options: dict[str, Any]) -> dict[str, Any]:
+    """Put options that belong together under one name."""
+    found = {group: {name: options.pop(name) for name in names if name in options} for group, names in _GROUPS.items()}
+    return options | {group: values for group, values in found.items() if values}
+
+
+if __name__ == "__main__":
+    main(prog_name="daskrr")

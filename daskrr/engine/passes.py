@@ -1,0 +1,240 @@
+"""The ordered list of blocks of a pass, and the two ways to execute it.
+
+A pass is a list of :class:`dask.delayed.Delayed` tasks, one per block of rows, each a pure function of the block's
+source and of shared factors. :func:`as_array` makes a lazy Dask array of the list; an *executor* runs it through a
+bounded window of tasks in flight and hands the results out in block order, each to be released before the next.
+"""
+
+import itertools
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future as LocalFuture
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import dask
+import dask.array as da
+import distributed
+import numpy as np
+from dask.delayed import Delayed, delayed
+
+from daskrr import __version__
+from daskrr.engine.rows import Rows, check_reachable, is_process_bound
+from daskrr.errors import DaskrrError, InvalidParameter, SourceUnreachable
+
+log = logging.getLogger("daskrr")
+
+# A block should be worth its p × p partial sum and its share of task overhead, and no block should take minutes.
+BLOCK_FLOPS = 1e9
+MAX_BLOCK_ROWS = 65536
+ROWS_PER_LANDMARK = 8
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows ``start`` to ``stop`` of the input, the unit of work of a task."""
+
+    index: int
+    start: int
+    stop: int
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return self.stop - self.start
+
+
+def block_rows(n_landmarks: int, unit_rows: int, wanted: int | None = None) -> int:
+    """Rows of a block: a multiple of the input's chunk, chosen by the number of landmarks, never by n or workers."""
+    if wanted is None:
+        by_flops = min(MAX_BLOCK_ROWS, int(BLOCK_FLOPS / n_landmarks**2))
+        wanted = min(max(by_flops, ROWS_PER_LANDMARK * n_landmarks), MAX_BLOCK_ROWS // 2)
+        wanted = 1 << (wanted - 1).bit_length()
+    if wanted < 1:
+        raise InvalidParameter(f"block_rows must be at least 1, got {wanted}")
+    return unit_rows * max(1, round(wanted / unit_rows))
+
+
+def split(n_rows: int, height: int) -> list[Block]:
+    """Cut ``n_rows`` into blocks of ``height`` rows; the last may be shorter."""
+    starts = range(0, n_rows, height)
+    return [Block(i, start, min(start + height, n_rows)) for i, start in enumerate(starts)]
+
+
+def task(name: str, run: str, index: int, function: Callable, *arguments: Any) -> Delayed:
+    """A task that the dashboard shows as ``name``; its key is unique to the run."""
+    return delayed(function, pure=False, traverse=False)(*arguments, dask_key_name=f"{name}-{run}-{index}")
+
+
+def constant(value: Any, name: str) -> Delayed:
+    """A value as a task argument, not looked into by Dask."""
+    return delayed(value, name=name, traverse=False)
+
+
+def as_array(tasks: Sequence[Delayed], blocks: Sequence[Block], n_columns: int) -> da.Array:
+    """The lazy array (n_rows, n_columns) whose row blocks are the results of ``tasks``."""
+    parts = [
+        da.from_delayed(one, shape=(block.n_rows, n_columns), dtype=np.float64)
+        for one, block in zip(tasks, blocks, strict=True)
+    ]
+    return da.concatenate(parts)
+
+
+class Executor(Protocol):
+    """Where tasks run; a *handle* stands for a result that need not be in this process."""
+
+    def window(self, tasks: Iterable[Delayed]) -> Iterator[Any]:
+        """Run ``tasks`` with a bounded number in flight; yield a handle of each result in order."""
+
+    def apply(self, name: str, function: Callable, *handles: Any) -> Any:
+        """Handle of ``function(*results)``, computed where the results are."""
+
+    def value(self, handle: Any) -> Any:
+        """The result behind a handle, in this process."""
+
+    def check(self, rows: Rows) -> None:
+        """Raise unless every worker can read ``rows``."""
+
+
+class LocalExecutor:
+    """Runs tasks on threads of this process; handles are the results themselves."""
+
+    def __init__(self) -> None:
+        self.n_threads = len(os.sched_getaffinity(0))
+
+    def window(self, tasks: Iterable[Delayed]) -> Iterator[Any]:
+        """Run ``tasks`` on one thread per core."""
+        pending: deque[LocalFuture] = deque()
+        tasks = iter(tasks)
+        with ThreadPoolExecutor(self.n_threads) as pool:
+            try:
+                while True:
+                    free = 2 * self.n_threads - len(pending)
+                    pending.extend(pool.submit(_compute_here, one) for one in itertools.islice(tasks, free))
+                    if not pending:
+                        return
+                    yield pending.popleft().result()
+            finally:
+                for future in pending:
+                    future.cancel()
+
+    def apply(self, name: str, function: Callable, *handles: Any) -> Any:
+        """Call the function."""
+        return function(*handles)
+
+    def value(self, handle: Any) -> Any:
+        """The handle is the value."""
+        return handle
+
+    def check(self, rows: Rows) -> None:
+        """This process has opened the rows already."""
+
+
+def _compute_here(one: Delayed) -> Any:
+    return dask.compute(one, scheduler="synchronous")[0]
+
+
+class ClusterExecutor:
+    """Runs tasks on a Dask cluster; handles are futures, and results stay on the workers."""
+
+    def __init__(self, client: distributed.Client, run: str) -> None:
+        self.client, self.run = client, run
+        self._counter = itertools.count()
+
+    def window(self, tasks: Iterable[Delayed]) -> Iterator[Any]:
+        """Keep two tasks per worker thread in flight."""
+        pending: deque[distributed.Future] = deque()
+        tasks = iter(tasks)
+        try:
+            while True:
+                free = max(2, 2 * sum(self.client.nthreads().values())) - len(pending)
+                pending.extend(self.client.compute(one) for one in itertools.islice(tasks, free))
+                if not pending:
+                    return
+                distributed.wait(pending[0])
+                _raise_failure(pending[0])
+                yield pending.popleft()
+        finally:
+            if pending and self.client.status == "running":
+                self.client.cancel(list(pending))
+
+    def apply(self, name: str, function: Callable, *handles: Any) -> Any:
+        """Submit the function to where its arguments are."""
+        key = f"{name}-{self.run}-{next(self._counter)}"
+        return self.client.submit(function, *handles, key=key, pure=False)
+
+    def value(self, handle: Any) -> Any:
+        """Gather one small result."""
+        distributed.wait(handle)
+        _raise_failure(handle)
+        return handle.result()
+
+    def check(self, rows: Rows) -> None:
+        """Open the input once on every worker, and compare versions, before any long work.
+
+        Raises
+        ------
+        SourceUnreachable
+            Naming the worker and what it cannot do.
+        """
+        workers = self.client.nthreads()
+        if not workers:
+            raise SourceUnreachable("the cluster has no workers. Start some, or wait until they have joined.")
+        remote = any(not address.startswith("inproc://") for address in workers)
+        if is_process_bound(rows) and remote:
+            raise SourceUnreachable(
+                f"{rows.origin} is a Zarr store in the memory of this process; the workers are other processes and "
+                "cannot read it. Write it to a path or URL that they can reach."
+            )
+        answers = self.client.run(_worker_report, _reference(rows), on_error="return")
+        for address, answer in answers.items():
+            _check_worker(address, answer)
+
+
+def _reference(rows: Rows) -> Rows | None:
+    """What a worker must be able to open; arrays that travel with their tasks need no check."""
+    return None if rows.origin.startswith(("NumPy", "Dask")) else rows
+
+
+def _worker_report(rows: Rows | None) -> str:
+    if rows is not None:
+        check_reachable(rows)
+    return __version__
+
+
+def _check_worker(address: str, answer: Any) -> None:
+    if isinstance(answer, ModuleNotFoundError):
+        raise SourceUnreachable(f"worker {address} lacks a module: {answer}. Install daskrr {__version__} there.")
+    if isinstance(answer, Exception):
+        raise SourceUnreachable(f"worker {address}: {answer}")
+    if answer != __version__:
+        raise SourceUnreachable(f"worker {address} runs daskrr {answer}, this process {__version__}. Align them.")
+
+
+def _raise_failure(future: distributed.Future) -> None:
+    """Raise a failed task's own error, without the machinery around it."""
+    if future.status not in ("error", "cancelled", "lost"):
+        return
+    if future.status != "error":
+        raise SourceUnreachable(
+            f"task {future.key} was {future.status}: its scheduler or workers are gone. Run again on a live cluster."
+        )
+    error = future.exception()
+    if isinstance(error, distributed.KilledWorker):
+        raise SourceUnreachable(
+            f"task {future.key} was on workers that died, {error.allowed_failures + 1} times; the last was "
+            f"{error.last_worker.address}. Look at its log; raise the memory limit if it was killed for memory."
+        ) from None
+    raise error from (error.__cause__ if isinstance(error, DaskrrError) else None)
+
+
+def executor(run: str) -> LocalExecutor | ClusterExecutor:
+    """The current Dask client's cluster, or this process where there is none."""
+    try:
+        client = distributed.get_client()
+    except ValueError:
+        return LocalExecutor()
+    return ClusterExecutor(client, run)

@@ -1,0 +1,206 @@
+"""What a run will cost, known before anything runs; the run refuses what the plan says cannot fit."""
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from dask.utils import format_bytes, format_time
+
+from daskrr.engine.passes import ClusterExecutor, Executor, block_rows
+from daskrr.engine.rows import DaskRows, Rows, ZarrRows
+from daskrr.errors import DoesNotFit
+from daskrr.numerics.blas import one_thread
+from daskrr.numerics.tiles import PANEL_BYTES, tile_rows
+
+# Resident bytes of a worker process that has imported everything and computed nothing yet.
+IDLE_WORKER_BYTES = 260 * 2**20
+
+# Dask spills to disk from 0.7 of the memory limit; staying below 0.65 keeps it from starting.
+USABLE_SHARE = 0.65
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Cost of one run, before it runs.
+
+    Attributes
+    ----------
+    flops
+        Floating-point operations of both passes.
+    bytes_read
+        Decoded bytes: every pass reads all rows, and p random rows may touch every chunk.
+    bytes_moved
+        Partial sums and factors sent between processes.
+    worker_bytes
+        Peak resident bytes of a worker process, interpreter and imports included.
+    memory_limit
+        What each worker's memory limit must be, so that Dask does not start to spill.
+    scheduler_bytes
+        Peak of the p × p algebra where it runs.
+    """
+
+    origin: str
+    n_rows: int
+    n_features: int
+    n_landmarks: int
+    dtype: str
+    block_rows: int
+    tile_rows: int
+    n_blocks: int
+    n_tasks: int
+    n_threads: int
+    readings: int
+    flops: float
+    bytes_read: int
+    bytes_moved: int
+    bytes_written: int
+    worker_bytes: int
+    memory_limit: int
+    scheduler_bytes: int
+
+    def seconds(self, flops_per_second: float | None = None) -> float:
+        """Expected time at the matrix-multiply speed of this machine (measured now), on all worker threads."""
+        rate = measure_matmul(self.dtype) if flops_per_second is None else flops_per_second
+        return self.flops / (rate * self.n_threads)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures, ready for JSON."""
+        return asdict(self) | {"seconds_at_matmul_speed": self.seconds()}
+
+    def __str__(self) -> str:
+        lazy = self.origin.startswith("Dask")
+        rows = [
+            ("input", f"{self.n_rows:,} rows × {self.n_features} features, {self.origin}"),
+            ("landmarks", f"{self.n_landmarks:,} draws, {self.dtype} tiles of {self.tile_rows:,} rows"),
+            ("blocks", f"{self.n_blocks:,} of {self.block_rows:,} rows; {self.n_tasks:,} tasks in all"),
+            (
+                "input is " + ("evaluated" if lazy else "read"),
+                f"up to {self.readings} times, {format_bytes(self.bytes_read)} decoded",
+            ),
+            ("moved", f"{format_bytes(self.bytes_moved)} between processes"),
+            ("written", f"{format_bytes(self.bytes_written)} of results"),
+            ("work", f"{self.flops / 1e12:.3g} Tflop"),
+            ("time", f"{format_time(self.seconds())} at matrix-multiply speed on {self.n_threads} threads"),
+            (
+                "worker",
+                f"peak {format_bytes(self.worker_bytes)}; memory limit {format_bytes(self.memory_limit)} or more",
+            ),
+            ("scheduler", f"peak {format_bytes(self.scheduler_bytes)} for the p × p algebra"),
+        ]
+        return "\n".join(f"{name:>18}  {text}" for name, text in rows)
+
+
+def make_plan(
+    rows: Rows,
+    n_landmarks: int,
+    dtype: np.dtype,
+    weighs_rows: bool,
+    wanted_rows: int | None,
+    executor: Executor,
+) -> Plan:
+    """Work out what scoring ``rows`` with ``n_landmarks`` will cost on ``executor``."""
+    n, d = rows.shape
+    p = min(n_landmarks, n)
+    height = block_rows(n_landmarks, rows.unit_rows, wanted_rows)
+    n_blocks = -(-n // height)
+    sampled = min(p, n_blocks)
+    readings = 3 + weighs_rows
+    matrix = 8 * p * p
+    worker = _worker_bytes(rows, p, dtype, min(height, n), _threads_per_worker(executor), _is_local(executor))
+    return Plan(
+        origin=rows.origin,
+        n_rows=n,
+        n_features=d,
+        n_landmarks=n_landmarks,
+        dtype=str(dtype),
+        block_rows=height,
+        tile_rows=tile_rows(p),
+        n_blocks=n_blocks,
+        n_tasks=n_blocks * (4 + 3 * weighs_rows) + sampled + 6,
+        n_threads=_n_threads(executor),
+        readings=readings,
+        flops=float(n) * (4.0 * p * d + 3.0 * p * p),
+        bytes_read=rows.nbytes * (2 + weighs_rows) + min(rows.nbytes, sampled * height * rows.nbytes // n),
+        bytes_moved=matrix * (n_blocks + 2 * _n_workers(executor) + 2) + (0 if _on_storage(rows) else rows.nbytes * 3),
+        bytes_written=3 * 8 * n,
+        worker_bytes=worker,
+        memory_limit=int(worker / USABLE_SHARE),
+        scheduler_bytes=6 * matrix,
+    )
+
+
+def _on_storage(rows: Rows) -> bool:
+    return isinstance(rows, ZarrRows)
+
+
+def _worker_bytes(rows: Rows, p: int, dtype: np.dtype, height: int, threads: int, local: bool) -> int:
+    """Interpreter; factor as received and as used; sums held, sent and received; and for each thread its tiles.
+
+    A thread holds one tile and one partial sum, one input piece as stored and decoded, its finite mask, and panels.
+    """
+    row_bytes = rows.shape[1] * rows.dtype.itemsize
+    matrix = 8 * p * p
+    whole = isinstance(rows, DaskRows) or not _on_storage(rows)
+    piece = height * row_bytes if whole else min(rows.piece_bytes, height * row_bytes)
+    tile = min(tile_rows(p), height) * p * dtype.itemsize
+    per_thread = tile + matrix + 4 * piece + 4 * PANEL_BYTES + 16 * 8 * height
+    shared = matrix * (7 if not local else 4)
+    return IDLE_WORKER_BYTES + shared + threads * per_thread
+
+
+def _workers(executor: Executor) -> dict[str, dict[str, Any]]:
+    if not isinstance(executor, ClusterExecutor):
+        return {}
+    return executor.client.scheduler_info(n_workers=-1)["workers"]
+
+
+def _is_local(executor: Executor) -> bool:
+    return not isinstance(executor, ClusterExecutor)
+
+
+def _n_workers(executor: Executor) -> int:
+    return max(1, len(_workers(executor)))
+
+
+def _n_threads(executor: Executor) -> int:
+    found = sum(worker["nthreads"] for worker in _workers(executor).values())
+    return found or getattr(executor, "n_threads", 1)
+
+
+def _threads_per_worker(executor: Executor) -> int:
+    return max(
+        (worker["nthreads"] for worker in _workers(executor).values()),
+        default=getattr(executor, "n_threads", 1),
+    )
+
+
+def check_fits(plan: Plan, executor: Executor) -> None:
+    """Refuse a plan that does not fit the memory limit of some worker.
+
+    Raises
+    ------
+    DoesNotFit
+        With the bytes needed and what to change.
+    """
+    limits = {address: worker["memory_limit"] for address, worker in _workers(executor).items()}
+    tight = {address: limit for address, limit in limits.items() if limit and limit < plan.memory_limit}
+    if tight:
+        address, limit = min(tight.items(), key=lambda item: item[1])
+        raise DoesNotFit(
+            f"{plan.n_landmarks} landmarks need a worker memory limit of {plan.memory_limit / 2**20:.0f} MiB "
+            f"(peak {plan.worker_bytes / 2**20:.0f} MiB), and worker {address} has {limit / 2**20:.0f} MiB. Give "
+            "workers more memory or fewer threads, or use fewer landmarks, smaller input chunks or dtype='float32'."
+        )
+
+
+def measure_matmul(dtype: str, size: int = 768) -> float:
+    """Flops per second of a matrix multiply on one core of this machine, best of three."""
+    A = np.full((size, size), 1e-3, dtype)
+    best = float("inf")
+    with one_thread():
+        for _ in range(3):
+            began = time.perf_counter()
+            A @ A
+            best = min(best, time.perf_counter() - began)
+    return 2.0 * size**3 / best

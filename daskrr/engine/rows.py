@@ -1,0 +1,372 @@
+"""One view of the input over NumPy arrays, Dask arrays, Zarr arrays and their paths or URLs.
+
+A :class:`Rows` knows its shape and dtype, in which multiples of rows it is best read, and hands out the *source* of
+a block: a small object that becomes the block's rows on the worker (see :func:`pieces`). Nothing is read before.
+"""
+
+import dataclasses
+import itertools
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import distributed
+import numpy as np
+import zarr
+from dask._task_spec import convert_legacy_graph  # not public; tests hold it
+from dask.highlevelgraph import HighLevelGraph
+from numpy.typing import NDArray
+from zarr.core.sync import sync
+from zarr.storage import LocalStore, MemoryStore
+
+from daskrr.errors import InvalidData, InvalidParameter, MissingChunks, SourceUnreachable
+
+# A decoded piece is one chunk, or as many small ones as fit in this.
+PIECE_BYTES = 16 * 2**20
+
+# A shard is read whole up to this size; beyond it, by its inner chunks.
+SHARD_BYTES = 64 * 2**20
+
+
+class Rows:
+    """A two-dimensional array of rows that may be larger than memory.
+
+    Attributes
+    ----------
+    shape
+        (n_rows, n_features).
+    dtype
+        As stored; values are brought to float64 before any sum.
+    unit_rows
+        Blocks are multiples of this many rows, so that no chunk is decoded twice (1: no preference).
+    piece_bytes
+        Largest number of bytes that a block decodes at a time.
+    origin
+        What it is and where it comes from, for messages.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    unit_rows: int
+    piece_bytes: int
+    origin: str
+
+    def source(self, start: int, stop: int) -> Any:
+        """What a task needs to read the rows from ``start`` to ``stop``; see :func:`pieces`."""
+        raise TypeError(f"{type(self).__name__} has no source")  # pragma: no cover
+
+    def anew(self, purpose: str) -> "Rows":
+        """The same rows for one more reading, named by its purpose."""
+        return self
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return self.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows, decoded."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def open_rows(X: Any, *, ndim: int = 2, missing_chunks: str = "refuse", name: str = "X") -> Rows:
+    """View ``X`` as rows: NumPy array, Dask array, Zarr array, or path or URL of a Zarr array.
+
+    Raises
+    ------
+    InvalidData
+        Wrong number of dimensions, no rows or features, a dtype that is not real, or nothing there.
+    MissingChunks
+        Chunks were never written, and ``missing_chunks`` is ``"refuse"``.
+    """
+    if missing_chunks not in ("refuse", "fill"):
+        raise InvalidParameter(f"missing_chunks must be 'refuse' or 'fill', got {missing_chunks!r}")
+    if isinstance(X, (str, os.PathLike)):
+        X = _open_zarr(os.fspath(X))
+    if isinstance(X, zarr.Array):
+        _check_array(X.shape, X.dtype, ndim, name)
+        return ZarrRows(X, refuse_missing=missing_chunks == "refuse")
+    if isinstance(X, da.Array):
+        _check_array(X.shape, X.dtype, ndim, name)
+        return DaskRows(X)
+    if isinstance(X, (zarr.Group,)):
+        raise InvalidData(f"{name} is a Zarr group; pass one of its arrays: {sorted(X.array_keys())}")
+    array = np.asarray(X)
+    _check_array(array.shape, array.dtype, ndim, name)
+    return NumpyRows(array)
+
+
+def _check_array(shape: tuple[int, ...], dtype: Any, ndim: int, name: str) -> None:
+    if len(shape) != ndim:
+        wanted = "(n_rows, n_features)" if ndim == 2 else "(n_rows,)"
+        raise InvalidData(f"{name} must have {ndim} dimension(s), {wanted}; its shape is {shape}. Reshape it.")
+    if not isinstance(dtype, np.dtype) or dtype.kind not in "fiub" or dtype.itemsize > 8:
+        raise InvalidData(f"{name} must be real (float16/32/64, integer or bool); its dtype is {dtype}. Convert it.")
+    if any(math.isnan(size) for size in shape):
+        raise InvalidData(f"{name} is a Dask array of unknown size; call its compute_chunk_sizes() first.")
+    if 0 in shape:
+        raise InvalidData(f"{name} is empty: its shape is {shape}. At least one row and one feature are needed.")
+
+
+def redact(text: str) -> str:
+    """Remove user names, passwords and query strings from URLs in ``text``."""
+    text = re.sub(r"(\w+://)[^/@\s]+@", r"\1***@", text)
+    return re.sub(r"(\w+://[^\s?'\"]+)\?[^\s'\"]*", r"\1?***", text)
+
+
+def _open_zarr(path: str) -> zarr.Array:
+    if "://" not in path:
+        path = os.path.abspath(path)
+    try:
+        found = zarr.open(path, mode="r")
+    except (FileNotFoundError, KeyError) as error:
+        raise InvalidData(f"there is no Zarr array at {redact(path)}: {redact(str(error))}") from None
+    if isinstance(found, zarr.Group):
+        raise InvalidData(
+            f"{redact(path)} is a Zarr group, not an array; name one of its arrays, such as {redact(path)}/NAME "
+            f"with NAME one of {sorted(found.array_keys())}."
+        )
+    return found
+
+
+class NumpyRows(Rows):
+    """Rows in the memory of this process; each block travels with its task."""
+
+    def __init__(self, array: NDArray) -> None:
+        self.array = array
+        self.shape, self.dtype, self.unit_rows = array.shape, array.dtype, 1
+        self.piece_bytes, self.origin = 0, "NumPy array"
+
+    def source(self, start: int, stop: int) -> Any:
+        """The rows themselves."""
+        return np.ascontiguousarray(self.array[start:stop])
+
+
+class DaskRows(Rows):
+    """A lazy Dask array: evaluated anew in every pass that reads it."""
+
+    def __init__(self, array: da.Array) -> None:
+        self.array = array.rechunk({1: -1}) if array.ndim == 2 else array
+        self.shape, self.dtype = array.shape, array.dtype
+        heights = set(self.array.chunks[0][:-1])
+        self.unit_rows = heights.pop() if len(heights) == 1 else 1
+        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        self.piece_bytes = max(self.array.chunks[0]) * row_bytes
+        self.origin = f"Dask array of {self.array.npartitions} chunks"
+
+    def source(self, start: int, stop: int) -> Any:
+        """A Dask object that becomes the rows."""
+        rows = self.array[start:stop].rechunk(-1)
+        return rows.to_delayed(optimize_graph=False).ravel()[0]
+
+    def anew(self, purpose: str) -> "DaskRows":
+        """A copy that shares no key with another reading.
+
+        Dask optimises the graph of each reading in its own way, and a scheduler that still knows one form of a key
+        may hang on the other. ``dask.graph_manipulation.clone`` would do, but loses keys of rechunked arrays.
+        """
+        array = self.array
+        computed = {future.key for future in distributed.futures_of(array)}
+        layer = dict(array.__dask_graph__())
+        graph = convert_legacy_graph({key: node for key, node in layer.items() if key not in computed})
+        names = {key: _prefixed(purpose, key) for key in graph}
+        renamed = {names[key]: node.substitute(names, key=names[key]) for key, node in graph.items()}
+        renamed |= {_prefixed(purpose, key): layer[key] for key in computed}
+        renamed |= {key: layer[key] for key in computed}
+        name = f"{purpose}-{array.name}"
+        layers = HighLevelGraph.from_collections(name, renamed, dependencies=())
+        return DaskRows(da.Array(layers, name, array.chunks, dtype=array.dtype))
+
+
+def _prefixed(purpose: str, key: Any) -> Any:
+    return (f"{purpose}-{key[0]}", *key[1:]) if isinstance(key, tuple) else f"{purpose}-{key}"
+
+
+class ZarrRows(Rows):
+    """A Zarr array on storage that every worker can reach."""
+
+    def __init__(self, array: zarr.Array, refuse_missing: bool) -> None:
+        self.array = _absolute(array)
+        self.refuse_missing = refuse_missing
+        self.shape, self.dtype = array.shape, array.dtype
+        self.unit_rows = _unit_rows(array)
+        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        self.piece_bytes = self.unit_rows * max(1, PIECE_BYTES // (self.unit_rows * row_bytes)) * row_bytes
+        self.origin = redact(str(array.store_path))
+        if refuse_missing:
+            _refuse_missing_chunks(self.array, self.origin)
+
+    def source(self, start: int, stop: int) -> "ZarrBlock":
+        """The array's address and the rows."""
+        return ZarrBlock(self.array, start, stop, self.unit_rows, self.refuse_missing)
+
+
+def _absolute(array: zarr.Array) -> zarr.Array:
+    """The same array with an absolute local path, since workers have their own working directory."""
+    store = array.store
+    if not isinstance(store, LocalStore) or Path(store.root).is_absolute():
+        return array
+    return zarr.open_array(LocalStore(Path(store.root).absolute(), read_only=True), path=array.path, mode="r")
+
+
+def _unit_rows(array: zarr.Array) -> int:
+    """Rows of a shard, of an inner chunk when shards are huge, or 1 for a grid that is not regular."""
+    try:
+        shards, chunks = array.shards, array.chunks
+    except NotImplementedError:
+        return 1
+    row_bytes = math.prod(array.shape[1:]) * array.dtype.itemsize
+    if shards is not None and shards[0] * row_bytes <= SHARD_BYTES:
+        return min(int(shards[0]), array.shape[0])
+    return min(int(chunks[0]), array.shape[0])
+
+
+def _stored_grid(array: zarr.Array) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Shape of one stored object and how many there are along each axis; None for a grid that is not regular."""
+    try:
+        unit = array.shards or array.chunks
+    except NotImplementedError:
+        return None
+    return tuple(unit), tuple(-(-size // step) for size, step in zip(array.shape, unit, strict=True))
+
+
+def _refuse_missing_chunks(array: zarr.Array, origin: str) -> None:
+    """List the store once: a chunk or shard that was never written would be read as fill values."""
+    grid = _stored_grid(array)
+    if grid is None:
+        return
+    unit, counts = grid
+    stored = _stored_keys(array)
+    expected = ((place, array.metadata.encode_chunk_key(place)) for place in itertools.product(*map(range, counts)))
+    missing = [(place, key) for place, key in expected if key not in stored]
+    if missing:
+        place, key = missing[0]
+        first = place[0] * unit[0]
+        raise _missing_error(
+            f"{len(missing)} of {math.prod(counts)} chunks of {origin} were never written; the first is {key!r} "
+            f"(rows {first}–{min(first + unit[0], array.shape[0]) - 1})"
+        )
+
+
+def _missing_error(found: str) -> MissingChunks:
+    return MissingChunks(
+        f"{found}. Zarr would read them as fill values. Complete the store; or, if its writer left out chunks that "
+        "hold only the fill value, pass missing_chunks='fill' (--missing-chunks fill)."
+    )
+
+
+def _stored_keys(array: zarr.Array) -> set[str]:
+    prefix = f"{array.path}/" if array.path else ""
+
+    async def collect() -> set[str]:
+        return {key async for key in array.store.list_prefix(prefix)}
+
+    return {key.removeprefix(prefix) for key in sync(collect())}
+
+
+@dataclasses.dataclass(frozen=True)
+class ZarrBlock:
+    """Rows ``start`` to ``stop`` of a Zarr array, decoded a few chunks at a time."""
+
+    array: zarr.Array
+    start: int
+    stop: int
+    unit_rows: int
+    refuse_missing: bool
+
+    def __iter__(self) -> Iterator[NDArray]:
+        row_bytes = math.prod(self.array.shape[1:]) * self.array.dtype.itemsize
+        step = self.unit_rows * max(1, PIECE_BYTES // (self.unit_rows * row_bytes))
+        for start in range(self.start, self.stop, step):
+            yield self._read(start, min(start + step, self.stop))
+
+    def _read(self, start: int, stop: int) -> NDArray:
+        try:
+            piece = np.asarray(self.array[start:stop])
+        except (ValueError, RuntimeError, OSError) as error:
+            raise InvalidData(
+                f"cannot read rows {start}–{stop - 1} of {redact(str(self.array.store_path))}: "
+                f"{type(error).__name__}: {redact(str(error))}. The chunk is damaged or unreachable."
+            ) from None
+        if self.refuse_missing:
+            self._check_written(piece, start)
+        return piece
+
+    def _check_written(self, piece: NDArray, start: int) -> None:
+        """Tell chunks of fill values from chunks that are not there: only the latter follow the fill value."""
+        suspects = list(_chunks_of_fill(self.array, piece, start))
+        if not suspects:
+            return
+        other = _with_other_fill(self.array)
+        for corner in suspects:
+            if not _is_fill(other[corner], self.array.fill_value):
+                raise _missing_error(
+                    f"the chunk with row {corner[0]} of {redact(str(self.array.store_path))} was never written"
+                )
+
+
+def _is_fill(value: Any, fill: Any) -> bool:
+    return bool(np.all(value == fill) or (np.all(value != value) and fill != fill))
+
+
+def _chunks_of_fill(array: zarr.Array, piece: NDArray, start: int) -> Iterator[tuple[int, ...]]:
+    """Corners of the (inner) chunks within ``piece``, whose first row is ``start``, that hold fill values alone."""
+    try:
+        chunks = array.chunks
+    except NotImplementedError:
+        chunks = (1, *array.shape[1:])
+    starts = [range(start - start % chunks[0], start + len(piece), chunks[0])]
+    starts += [range(0, size, step) for size, step in zip(array.shape[1:], chunks[1:], strict=True)]
+    for corner in itertools.product(*starts):
+        first = max(corner[0] - start, 0)
+        rows = slice(first, corner[0] - start + chunks[0])
+        rest = (slice(low, low + step) for low, step in zip(corner[1:], chunks[1:], strict=True))
+        inside = piece[(rows, *rest)]
+        if _is_fill(inside.flat[0], array.fill_value) and _is_fill(inside, array.fill_value):
+            yield (max(corner[0], start), *corner[1:])
+
+
+def _with_other_fill(array: zarr.Array) -> zarr.Array:
+    """The same stored chunks behind another fill value."""
+    fill = np.zeros((), array.dtype) if array.fill_value else np.ones((), array.dtype)
+    metadata = dataclasses.replace(array.metadata, fill_value=fill.item())
+    return zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=array.store_path))
+
+
+def pieces(source: Any) -> Iterable[NDArray]:
+    """The rows of a block's source, on the worker, as arrays in row order."""
+    return source if isinstance(source, ZarrBlock) else (np.asarray(source),)
+
+
+def is_process_bound(rows: Rows) -> bool:
+    """Whether the rows live in a Zarr store in this process's memory, which no other process can read."""
+    return isinstance(rows, ZarrRows) and isinstance(rows.array.store, MemoryStore)
+
+
+def check_reachable(rows: Rows) -> None:
+    """Open the stored metadata anew, as a worker will, and compare it with what the caller saw.
+
+    Raises
+    ------
+    SourceUnreachable
+        The array is not there, or is another one.
+    """
+    if not isinstance(rows, ZarrRows):
+        return
+    try:
+        found = zarr.open_array(rows.array.store, path=rows.array.path, mode="r")
+    except Exception as error:
+        raise SourceUnreachable(
+            f"cannot open {rows.origin}: {type(error).__name__}: {redact(str(error))}. "
+            "Put the input where every worker can read it."
+        ) from None
+    if found.shape != rows.shape or found.dtype != rows.dtype:
+        raise SourceUnreachable(
+            f"{rows.origin} has shape {found.shape} and dtype {found.dtype} here, "
+            f"but {rows.shape} and {rows.dtype} where the run was started."
+        )

@@ -1,0 +1,151 @@
+"""The output store: created apart, written by whole chunks, checked, and only then put in its place.
+
+A result is a Zarr group with one array per quantity, NaN as the fill value and a checksummed codec. Its attributes
+hold the parameters, versions and summary under ``"daskrr"``; they are written last, so that a group without them is
+not a result.
+"""
+
+import os
+import shutil
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+from zarr.codecs import Crc32cCodec, ZstdCodec
+
+from daskrr.engine.rows import redact
+from daskrr.errors import InvalidData, InvalidParameter, OutputExists
+
+RESULT_KEY = "daskrr"
+FORMAT = 1
+
+
+class OutputStore:
+    """A result being written; use as a context manager and call :meth:`commit` when all rows are there.
+
+    On a local path everything is written under a temporary name beside the target and renamed at the commit. On a
+    URL it is written in place, and the attributes written last make it a result.
+    """
+
+    def __init__(self, target: str | os.PathLike, overwrite: bool) -> None:
+        self.target = os.fspath(target)
+        self.local = "://" not in self.target
+        if self.local:
+            self.target = os.path.abspath(self.target)
+        _check_target(self.target, overwrite)
+        suffix = f".partial-{uuid.uuid4().hex[:8]}" if self.local else ""
+        self.path = self.target + suffix
+        self.committed = False
+
+    def __enter__(self) -> "OutputStore":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.local and not self.committed:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def create(self, names: Sequence[str], n_rows: int, chunk_rows: int) -> None:
+        """Create the arrays ``names`` (n_rows,), one chunk per block."""
+        try:
+            group = zarr.open_group(self.path, mode="w")
+        except OSError as error:
+            raise InvalidParameter(f"cannot create {redact(self.target)}: {error}") from None
+        for name in names:
+            group.create_array(
+                name,
+                shape=(n_rows,),
+                chunks=(min(chunk_rows, n_rows),),
+                dtype="float64",
+                fill_value=np.nan,
+                compressors=(ZstdCodec(level=1), Crc32cCodec()),
+                dimension_names=("row",),
+            )
+
+    def commit(self, attributes: dict[str, Any]) -> None:
+        """Write the attributes, then put the result in its place."""
+        group = zarr.open_group(self.path, mode="r+")
+        group.attrs[RESULT_KEY] = {"format": FORMAT} | attributes
+        if self.local:
+            _swap(Path(self.path), Path(self.target))
+        self.committed = True
+
+
+def _swap(new: Path, target: Path) -> None:
+    """Rename ``new`` to ``target``; what stood there is moved aside first and removed afterwards."""
+    old = target.with_name(f"{target.name}.replaced-{uuid.uuid4().hex[:8]}")
+    existed = target.exists()
+    if existed:
+        target.rename(old)
+    new.rename(target)
+    if existed:
+        shutil.rmtree(old)
+
+
+def _check_target(target: str, overwrite: bool) -> None:
+    """Refuse to replace anything that was not asked to be replaced, or is not a result of daskrr."""
+    existing = _open_group(target)
+    ours = existing is not None and RESULT_KEY in existing.attrs
+    occupied = existing is not None or ("://" not in target and os.path.lexists(target))
+    if occupied and not ours:
+        raise OutputExists(f"{redact(target)} exists and is not a result of daskrr; it is left alone. Name another.")
+    if ours and not overwrite:
+        raise OutputExists(f"{redact(target)} holds scores already. Pass overwrite=True (--overwrite) to replace it.")
+    parent = os.path.dirname(target)
+    if "://" not in target and not os.path.isdir(parent):
+        raise InvalidParameter(f"there is no folder {parent}, so {target} cannot be written. Create it first.")
+
+
+def _open_group(path: str) -> zarr.Group | None:
+    try:
+        found = zarr.open(path, mode="r")
+    except (FileNotFoundError, KeyError, ValueError, NotADirectoryError):
+        return None
+    return found if isinstance(found, zarr.Group) else None
+
+
+def write_block(path: str, columns: dict[str, NDArray[np.float64]], start: int) -> None:
+    """Write the rows from ``start`` of each named array; the block must be whole chunks.
+
+    Raises
+    ------
+    RuntimeError
+        The block is not aligned with the chunks: two writers of one chunk would lose rows.
+    """
+    group = zarr.open_group(path, mode="r+")
+    for name, values in columns.items():
+        array = group[name]
+        if not isinstance(array, zarr.Array):
+            raise RuntimeError(f"{path}/{name} is not an array")
+        stop, height = start + len(values), array.chunks[0]
+        if start % height or (stop % height and stop != array.shape[0]):
+            raise RuntimeError(f"rows {start}–{stop} are not whole chunks of {height} rows")
+        array[start:stop] = values
+
+
+def open_result(path: str | os.PathLike) -> zarr.Group:
+    """Open a finished result for reading.
+
+    Raises
+    ------
+    InvalidData
+        Nothing there, not a result, or one of a later format.
+    """
+    name = os.fspath(path)
+    group = _open_group(os.path.abspath(name) if "://" not in name else name)
+    if group is None:
+        raise InvalidData(f"there are no scores at {redact(name)}. Give the output of `daskrr score`.")
+    attributes: Any = group.attrs.get(RESULT_KEY)
+    if attributes is None:
+        raise InvalidData(f"{redact(name)} is not a finished result of daskrr. Score again, then read it.")
+    if attributes.get("format") != FORMAT:
+        raise InvalidData(
+            f"{redact(name)} has format {attributes.get('format')}; this version reads format {FORMAT}. Upgrade daskrr."
+        )
+    return group

@@ -1,0 +1,50 @@
+"""Named failures of daskrr.
+
+Every failure a user can cause or cure has its own class here. Each one also inherits the built-in
+exception that Python code would expect in its place, and says what was asked, what was found and what
+to do about it.
+"""
+
+
+class DaskrrError(Exception):
+    """Base class of every failure that daskrr raises on purpose."""
+
+
+class InvalidParameter(DaskrrError, ValueError):
+    """An argument is outside its range, or two arguments contradict each other."""
+
+
+class InvalidData(DaskrrError, ValueError):
+    """The input rows cannot be used: wrong shape or dtype, NaN or infinity, unreadable chunks."""
+
+
+class MissingChunks(InvalidData):
+    """Chunks of the input were never written; Zarr would read them as fill values."""
+
+
+class SourceChanged(DaskrrError, RuntimeError):
+    """The input changed between two passes, so the scores would belong to no data set at all."""
+
+
+class SourceUnreachable(DaskrrError, OSError):
+    """A worker cannot open the input, or runs without daskrr or with another version of it."""
+
+
+class KernelNotPositive(DaskrrError, ArithmeticError):
+    """The kernel matrix of the landmarks has a negative eigenvalue beyond round-off."""
+
+
+class RidgeTooSmall(DaskrrError, ArithmeticError):
+    """Round-off would decide the scores: the ridge is below what this dtype resolves."""
+
+
+class DoesNotFit(DaskrrError, MemoryError):
+    """The plan needs more memory than the workers have."""
+
+
+class OutputExists(DaskrrError, FileExistsError):
+    """The output exists and was not asked to be replaced, or is not ours to replace."""
+
+
+class CheckFailed(DaskrrError, RuntimeError):
+    """A post-condition of the run does not hold; nothing was published."""

@@ -1,0 +1,1 @@
+"""What happens to arrays: no Dask, no Zarr."""

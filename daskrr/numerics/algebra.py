@@ -1,0 +1,248 @@
+"""The p × p algebra: factor once, apply many times.
+
+:func:`whiten` turns the kernel matrix W of the landmarks into the lower triangular matrix that maps a row of
+kernel columns to a row of B, with B Bᵀ = L, the Nyström approximation. :func:`ridge_factor` adds the ridge.
+Everything is float64, whatever the dtype of the tiles, and calls nothing that holds the GIL for long.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskrr.errors import KernelNotPositive, RidgeTooSmall
+from daskrr.numerics import blas
+
+UNIT_ROUNDOFF = {np.dtype(np.float64): 2.0**-53, np.dtype(np.float32): 2.0**-24}
+
+# Largest relative error of a score, and largest share of the ridge, that round-off may have.
+MAX_SCORE_ERROR = 0.1
+MAX_RIDGE_SHARE = 0.5
+
+# Above this relative error the combined factor is given up for two products, one for L and one for the ridge.
+COMBINED_LIMIT = {np.dtype(np.float64): 1e-7, np.dtype(np.float32): 1e-3}
+
+
+def shift_of(n_rows: int, ridge: float) -> float:
+    """The multiple of the identity that the ridge λ adds to the kernel matrix: n·λ."""
+    return n_rows * ridge
+
+
+@dataclass(frozen=True)
+class Whitening:
+    """Factor of W: ``inverse @ c`` is the row of B that belongs to the row c of kernel columns.
+
+    Attributes
+    ----------
+    pivots
+        Positions of the kept landmarks among those given, in the order of the columns c.
+    inverse
+        Lower triangular (r, r): R⁻¹ D⁻¹ with D the square roots of the diagonal of W.
+    shift
+        What was added to the unit diagonal of D⁻¹ W D⁻¹ so that rounding cannot lift L above the kernel matrix.
+    kernel_error
+        Measured error of an entry of the tile kernel, relative to the diagonal.
+    smallest_pivot
+        Smallest pivot that was kept (NaN when none was).
+    """
+
+    pivots: NDArray[np.intp]
+    inverse: NDArray[np.float64]
+    shift: float
+    kernel_error: float
+    smallest_pivot: float
+
+    @property
+    def rank(self) -> int:
+        """Number of landmarks kept."""
+        return len(self.pivots)
+
+
+@dataclass(frozen=True)
+class RidgeFactor:
+    """Ridge step: the score of a row is the squared norm of ``inverse @ b``, or of ``combined @ c``.
+
+    Attributes
+    ----------
+    inverse
+        Lower triangular (r, r): M⁻¹ with M Mᵀ = G + n·λ·I.
+    combined
+        M⁻¹ R⁻¹ D⁻¹, which saves one product per row, or None where it would cost too much accuracy.
+    effective_dimension
+        tr(G (G + n·λ·I)⁻¹), the sum of all scores.
+    score_error
+        Bound on the relative error that round-off leaves in a score.
+    gram_norm
+        Estimate of the largest eigenvalue of G.
+    """
+
+    inverse: NDArray[np.float64]
+    combined: NDArray[np.float64] | None
+    effective_dimension: float
+    score_error: float
+    gram_norm: float
+
+
+def kernel_error(tile: NDArray, W: NDArray, tile_dtype: np.dtype) -> float:
+    """Entry error of the tile kernel on the landmarks: at least the unit roundoff, twice the largest seen."""
+    scale = np.sqrt(np.diagonal(W))
+    kept = scale > 0
+    if not kept.any():
+        return UNIT_ROUNDOFF[tile_dtype]
+    difference = np.abs(tile.astype(np.float64) - W)[np.ix_(kept, kept)]
+    difference /= scale[kept, None]
+    difference /= scale[kept]
+    return max(UNIT_ROUNDOFF[tile_dtype], 2.0 * float(difference.max()))
+
+
+def whiten(
+    W: NDArray[np.float64],
+    error: float,
+    tile_dtype: np.dtype,
+    penalty: NDArray[np.float64] | None = None,
+) -> Whitening:
+    """Factor the kernel matrix of the landmarks (Algorithm, steps 2 and 3).
+
+    Parameters
+    ----------
+    W
+        (p, p), symmetric, its diagonal exactly k(x_j, x_j).
+    error
+        Entry error of the tile kernel, see :func:`kernel_error`.
+    tile_dtype
+        dtype of the tiles that the factor will be applied to.
+    penalty
+        (p,) added to the diagonal of W: the regularised approximation L_γ.
+
+    Raises
+    ------
+    KernelNotPositive
+        W has a negative pivot beyond round-off.
+    """
+    p = len(W)
+    diagonal = np.diagonal(W).copy()
+    kept = _positive_landmarks(W, diagonal)
+    scale = np.sqrt(diagonal[kept])
+    unit = W[np.ix_(kept, kept)] / scale[:, None] / scale
+    np.fill_diagonal(unit, 1.0)
+    shift = (8.0 if tile_dtype == np.float64 else 2.0) * p * error
+    unit.flat[:: len(unit) + 1] += shift
+    if penalty is not None:
+        unit.flat[:: len(unit) + 1] += penalty[kept] / diagonal[kept]
+    R = unit.copy()
+    pivots, rank = blas.pivoted_cholesky(R, 2.0 * shift)
+    _check_positive(unit, R, pivots, rank, shift, kept)
+    R = np.tril(R[:rank, :rank])
+    smallest = float(np.diagonal(R).min() ** 2) if rank else float("nan")
+    blas.invert_lower(R)
+    R /= scale[pivots[:rank]]
+    return Whitening(kept[pivots[:rank]], R, shift, error, smallest)
+
+
+def _positive_landmarks(W: NDArray, diagonal: NDArray) -> NDArray[np.intp]:
+    """Positions with k(x, x) > 0; a zero diagonal entry is dropped, its row must be zero too."""
+    worst = int(np.argmin(diagonal)) if len(diagonal) else 0
+    if len(diagonal) and not diagonal[worst] >= 0:
+        raise _not_positive(worst, diagonal[worst])
+    zero = np.flatnonzero(diagonal == 0)
+    if len(zero) and np.abs(W[zero]).max() > 0:
+        raise _not_positive(int(zero[np.abs(W[zero]).max(axis=1).argmax()]), 0.0)
+    return np.flatnonzero(diagonal > 0)
+
+
+def _check_positive(unit: NDArray, R: NDArray, pivots: NDArray, rank: int, shift: float, kept: NDArray) -> None:
+    """What is left of W after the kept pivots must vanish up to the tolerance: a positive matrix has no more."""
+    dropped = pivots[rank:]
+    if not len(dropped):
+        return
+    left = unit[np.ix_(dropped, dropped)] - R[rank:, :rank] @ R[rank:, :rank].T
+    position = int(np.abs(left).max(axis=1).argmax())
+    if np.abs(left[position]).max() > 4.0 * shift:
+        raise _not_positive(int(kept[dropped[position]]), float(left[position].min()))
+
+
+def _not_positive(position: int, pivot: float) -> KernelNotPositive:
+    return KernelNotPositive(
+        f"the kernel is not positive semi-definite on the landmarks: landmark number {position} has the pivot "
+        f"{pivot:.3g} in units of its diagonal entry, where at least 0 was expected. "
+        "Use a positive semi-definite kernel, or correct its formula."
+    )
+
+
+def ridge_factor(G: NDArray[np.float64], whitening: Whitening, shift: float, tile_dtype: np.dtype) -> RidgeFactor:
+    """Factor G + n·λ·I, G given by its lower triangle (r, r), and form what pass 2 applies (Algorithm, step 4).
+
+    Raises
+    ------
+    RidgeTooSmall
+        Round-off in G would decide the scores.
+    """
+    G = blas.mirror_lower(G)
+    norm = _largest_eigenvalue(G)
+    separate = _separate_error(len(G), norm, shift, tile_dtype)
+    if separate > MAX_SCORE_ERROR:
+        raise RidgeTooSmall(
+            f"the ridge adds {shift:.3g} to a Gram matrix of norm {norm:.3g}, so {tile_dtype} round-off may change "
+            f"scores by a factor of {1 + separate:.3g}. The ridge must be at least "
+            f"{separate / MAX_SCORE_ERROR:.3g} times as large"
+            + (", or use dtype='float64'." if tile_dtype == np.float32 else ".")
+        )
+    M = G.copy()
+    M.flat[:: len(M) + 1] += shift
+    if bad := blas.cholesky(M):
+        raise RidgeTooSmall(f"the Gram matrix plus {shift:.3g} is not positive: pivot {bad} of {len(G)} failed.")
+    M = np.tril(M)
+    blas.invert_lower(M)
+    product = G.copy()
+    blas.multiply_rows(M, product)  # G M⁻ᵀ
+    effective_dimension = float(np.einsum("ij,ji->", M, product))
+    together = float(np.sqrt(UNIT_ROUNDOFF[tile_dtype] * norm / (max(len(G), 1) * shift)))
+    combined = None
+    if together <= COMBINED_LIMIT[tile_dtype]:
+        transposed = np.ascontiguousarray(whitening.inverse.T)
+        blas.multiply_rows(M, transposed)  # R⁻ᵀ M⁻ᵀ
+        combined = np.ascontiguousarray(transposed.T)
+        separate += together
+    return RidgeFactor(M, combined, effective_dimension, separate, norm)
+
+
+def _separate_error(rank: int, norm: float, shift: float, tile_dtype: np.dtype) -> float:
+    """Relative error of a score from the rounding of G; float32 tiles add their own to every sum of a tile."""
+    error = rank * UNIT_ROUNDOFF[np.dtype(np.float64)]
+    if tile_dtype == np.float32:
+        error += 8.0 * UNIT_ROUNDOFF[tile_dtype]
+    return error * norm / shift
+
+
+def _largest_eigenvalue(G: NDArray, iterations: int = 30) -> float:
+    """Largest eigenvalue of G (r, r), positive semi-definite, by power iteration from a fixed start."""
+    if not len(G):
+        return 0.0
+    vector = np.random.default_rng(0).standard_normal(len(G))
+    value = 0.0
+    for _ in range(iterations):
+        vector = G @ vector
+        value = float(np.linalg.norm(vector))
+        if value == 0.0:
+            return 0.0
+        vector /= value
+    return value
+
+
+def check_resolution(error: float, mean_diagonal: float, ridge: float, tile_dtype: np.dtype) -> float:
+    """Share of the ridge that round-off in the kernel entries may take; refuse when it is more than half.
+
+    Raises
+    ------
+    RidgeTooSmall
+        With the smallest ridge that this dtype resolves.
+    """
+    noise = 2.0 * error * mean_diagonal
+    share = noise / (noise + ridge)
+    if share > MAX_RIDGE_SHARE:
+        raise RidgeTooSmall(
+            f"ridge={ridge:.3g} is below what {tile_dtype} tiles resolve: entries of this kernel carry an error of "
+            f"{error:.2g} of their diagonal, whose mean is {mean_diagonal:.3g}. The smallest ridge that works is "
+            f"{noise:.3g}" + (" (float64 tiles allow less)." if tile_dtype == np.float32 else ".")
+        )
+    return share

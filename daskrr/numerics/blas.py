@@ -1,0 +1,177 @@
+"""The few BLAS and LAPACK primitives of daskrr, in place and without the GIL.
+
+SciPy's own wrappers hold the GIL for the whole call, which freezes a scheduler's event loop and a worker's
+heartbeat. The same routines are exported by ``scipy.linalg.cython_blas`` and ``cython_lapack``; a ctypes
+call to them releases it. This is the only module that knows the array library.
+
+All matrices are C-contiguous. A row-major lower triangle is Fortran's upper one, hence ``"U"`` throughout.
+"""
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+import scipy.linalg.cython_blas as cython_blas
+import scipy.linalg.cython_lapack as cython_lapack
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_info
+
+_PREFIX = {np.dtype(np.float64): "d", np.dtype(np.float32): "s"}
+_SCALAR = {np.dtype(np.float64): ctypes.c_double, np.dtype(np.float32): ctypes.c_float}
+
+_capsule_name = ctypes.pythonapi.PyCapsule_GetName
+_capsule_name.restype, _capsule_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+class _OneThread:
+    """Counts who needs BLAS on one thread; the setting belongs to the process, so the last one restores it."""
+
+    def __init__(self) -> None:
+        self.lock, self.users = threading.Lock(), 0
+        self.before: list[int] = []
+
+    def enter(self) -> None:
+        with self.lock:
+            if not self.users:
+                self.before = [get() for get, _ in _thread_settings()]
+                self._set([1] * len(self.before))
+            self.users += 1
+
+    def leave(self) -> None:
+        with self.lock:
+            self.users -= 1
+            if not self.users:
+                self._set(self.before)
+
+    def _set(self, numbers: list[int]) -> None:
+        for (_, put), number in zip(_thread_settings(), numbers, strict=True):
+            put(number)
+
+
+@cache
+def _thread_settings() -> list[tuple[Callable[[], int], Callable[[int], None]]]:
+    """Getter and setter of every loaded OpenBLAS; threadpoolctl finds them, but lets one Python thread alone set."""
+    found = []
+    for info in threadpool_info():
+        library = ctypes.CDLL(info["filepath"])
+        for name in ("scipy_openblas_%s_num_threads", "scipy_openblas_%s_num_threads64_", "openblas_%s_num_threads"):
+            if hasattr(library, name % "set"):
+                found.append((getattr(library, name % "get"), getattr(library, name % "set")))
+                break
+    return found
+
+
+_ONE_THREAD = _OneThread()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run BLAS on the calling thread alone: its bits depend on the number of threads, and tiles run in parallel."""
+    _ONE_THREAD.enter()
+    try:
+        yield
+    finally:
+        _ONE_THREAD.leave()
+
+
+@cache
+def _routine(module: Any, name: str) -> Callable[..., None]:
+    capsule = module.__pyx_capi__[name]
+    signature: bytes = _capsule_name(capsule)
+    n_arguments = signature.count(b",") + 1
+    prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * n_arguments)
+    return prototype(_capsule_pointer(capsule, signature))
+
+
+def _call(module: Any, name: str, dtype: np.dtype, *arguments: Any) -> None:
+    """Call a Fortran routine: strings become characters, ints integers, floats scalars of ``dtype``."""
+    kept = [_reference(argument, dtype) for argument in arguments]
+    _routine(module, _PREFIX[dtype] + name)(*kept)
+
+
+def _reference(argument: Any, dtype: np.dtype) -> Any:
+    if isinstance(argument, np.ndarray):
+        return argument.ctypes.data_as(ctypes.c_void_p)
+    if isinstance(argument, str):
+        return ctypes.byref(ctypes.c_char(argument.encode()))
+    if isinstance(argument, int):
+        return ctypes.byref(ctypes.c_int(argument))
+    return ctypes.byref(_SCALAR[dtype](argument))
+
+
+def _lapack(name: str, A: NDArray, *arguments: Any) -> int:
+    """Call a LAPACK routine and return its ``info``; a negative one is a programming error."""
+    info = np.zeros(1, np.intc)
+    _call(cython_lapack, name, A.dtype, *arguments, info)
+    if info[0] < 0:
+        raise RuntimeError(f"LAPACK {name}: argument {-info[0]} is illegal")
+    return int(info[0])
+
+
+def _check_square(A: NDArray) -> int:
+    if A.ndim != 2 or A.shape[0] != A.shape[1] or not A.flags.c_contiguous:
+        raise ValueError(f"a C-contiguous square matrix is needed, got shape {A.shape}")
+    return len(A)
+
+
+def cholesky(A: NDArray) -> int:
+    """Overwrite the lower triangle of A (p, p) by L with A = L Lᵀ; return 0, or the first bad pivot's number."""
+    p = _check_square(A)
+    return _lapack("potrf", A, "U", p, A, max(p, 1)) if p else 0
+
+
+def pivoted_cholesky(A: NDArray, tolerance: float) -> tuple[NDArray[np.intp], int]:
+    """Overwrite the lower triangle of A (p, p) by L with A[pivots][:, pivots] = L Lᵀ up to ``tolerance``.
+
+    Returns the pivots and the rank r; only the first r columns of L are meaningful.
+    """
+    p = _check_square(A)
+    if p == 0:
+        return np.empty(0, np.intp), 0
+    pivots, rank, work = np.zeros(p, np.intc), np.zeros(1, np.intc), np.empty(2 * p, A.dtype)
+    _lapack("pstrf", A, "U", p, A, p, pivots, rank, float(tolerance), work)
+    return pivots.astype(np.intp) - 1, int(rank[0])
+
+
+def invert_lower(L: NDArray) -> None:
+    """Overwrite the lower triangular L (p, p) by its inverse."""
+    p = _check_square(L)
+    if p and _lapack("trtri", L, "U", "N", p, L, p):
+        raise ZeroDivisionError("the triangular matrix is singular")
+
+
+def multiply_rows(A: NDArray, B: NDArray) -> None:
+    """Overwrite each row b of B (m, p) by A b, where A (p, p) is lower triangular."""
+    m, p = B.shape
+    if _check_square(A) != p or A.dtype != B.dtype or not B.flags.c_contiguous:
+        raise ValueError(f"cannot multiply rows of {B.shape} {B.dtype} by {A.shape} {A.dtype} in place")
+    if m and p:
+        _call(cython_blas, "trmm", B.dtype, "L", "U", "T", "N", p, m, 1.0, A, p, B, p)
+
+
+def add_gram(B: NDArray, G: NDArray) -> None:
+    """Add BᵀB to the lower triangle of G (p, p), for B (m, p)."""
+    m, p = B.shape
+    if _check_square(G) != p or G.dtype != B.dtype or not B.flags.c_contiguous:
+        raise ValueError(f"cannot add the Gram matrix of {B.shape} {B.dtype} to {G.shape} {G.dtype}")
+    if m and p:
+        _call(cython_blas, "syrk", B.dtype, "U", "N", p, m, 1.0, B, p, 1.0, G, p)
+
+
+def row_norms(B: NDArray) -> NDArray[np.float64]:
+    """Squared Euclidean norms of the rows of B (m, p), summed in float64."""
+    B = B.astype(np.float64, copy=False)
+    return np.einsum("ij,ij->i", B, B)
+
+
+def mirror_lower(A: NDArray) -> NDArray:
+    """Copy of A (p, p) with the upper triangle replaced by the mirrored lower one."""
+    full = np.tril(A)
+    full += np.tril(A, -1).T
+    return full

@@ -1,0 +1,243 @@
+"""What one worker does to one block of rows, tile by tile: pure functions, no Dask.
+
+A block arrives as an iterable of *pieces*, each a NumPy array of some of its rows in order (one decoded input
+chunk, say). Pieces are cut into tiles whose height depends on the number of landmarks alone, because it changes
+bits. A tile of kernel columns is computed in panels that stay in cache, then transformed in place.
+"""
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskrr.errors import InvalidData, SourceChanged
+from daskrr.numerics import blas
+
+Columns = Callable[[NDArray, NDArray], None]
+Diagonal = Callable[[NDArray], NDArray]
+Pieces = Iterable[NDArray]
+
+# One product on a tile is at most this many flops: well below half a second on one core, so that a worker that
+# calls it stays responsive. A panel is small enough to be computed and exponentiated in a core's own cache.
+TILE_FLOPS = 4e9
+PANEL_BYTES = 2**20
+
+
+def tile_rows(n_columns: int) -> int:
+    """Rows of a tile, a power of two and a function of the number of landmarks alone."""
+    rows = int(min(4096.0, TILE_FLOPS / max(n_columns, 1) ** 2))
+    return max(32, 1 << max(rows.bit_length() - 1, 0))
+
+
+def panel_rows(n_columns: int) -> int:
+    """Rows of a panel of kernel columns that fits in cache."""
+    return max(16, min(1024, PANEL_BYTES // (8 * max(n_columns, 1))))
+
+
+@dataclass(frozen=True)
+class Whitener:
+    """Maps rows of X to rows of B: prepared kernel columns of the kept landmarks, and the factor of W."""
+
+    columns: Columns
+    diagonal: Diagonal
+    inverse: NDArray
+    residual_error: float
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What pass 1 keeps of a block for pass 2: 8 bytes a row and a few numbers."""
+
+    residual: NDArray[np.float64]
+    diagonal_sum: float
+    checksum: int
+
+
+@dataclass(frozen=True)
+class GramPart:
+    """Result of pass 1 on one block: the lower triangle of its Gram matrix, and what is kept."""
+
+    gram: NDArray[np.float64]
+    kept: Kept
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """What pass 2 applies: one combined factor, or the factor of W followed by that of the ridge."""
+
+    columns: Columns
+    diagonal: Diagonal
+    factors: tuple[NDArray, ...]
+    shift: float
+    residual_error: float
+
+
+@dataclass
+class BlockReader:
+    """Hands out the pieces of a block: checks that every value is finite and takes the block's checksum."""
+
+    pieces: Pieces
+    first_row: int
+    checksum: int = field(default=0, init=False)
+    n_rows: int = field(default=0, init=False)
+
+    def __iter__(self) -> Iterator[NDArray]:
+        for piece in self.pieces:
+            piece = np.ascontiguousarray(piece)
+            check_finite(piece, self.first_row + self.n_rows)
+            self.checksum = zlib.crc32(piece.data.cast("B"), self.checksum)
+            self.n_rows += len(piece)
+            yield piece
+
+
+def check_finite(piece: NDArray, first_row: int) -> None:
+    """Raise :class:`InvalidData` naming the first rows of ``piece`` (m, d) that hold NaN or infinity."""
+    if piece.dtype.kind not in "fc" or np.isfinite(piece).all():
+        return
+    bad = np.flatnonzero(~np.isfinite(piece).all(axis=1))
+    named = ", ".join(str(first_row + row) for row in bad[:5]) + (", …" if len(bad) > 5 else "")
+    raise InvalidData(
+        f"rows {first_row}–{first_row + len(piece) - 1} of the input hold NaN or infinity in {len(bad)} rows: "
+        f"{named}. Remove or impute them before scoring."
+    )
+
+
+def fill_tile(columns: Columns, X: NDArray, tile: NDArray) -> None:
+    """Fill ``tile`` (m, p) with the kernel columns of the rows X (m, d), panel by panel."""
+    height = panel_rows(tile.shape[1])
+    for start in range(0, len(X), height):
+        columns(X[start : start + height], tile[start : start + height])
+
+
+def _tiles(X: NDArray, n_columns: int) -> Iterator[slice]:
+    height = tile_rows(n_columns)
+    return (slice(start, min(start + height, len(X))) for start in range(0, len(X), height))
+
+
+def _buffer(n_columns: int, piece: NDArray, dtype: np.dtype, old: NDArray | None) -> NDArray:
+    """A tile for the rows of ``piece``; the old one where it is large enough."""
+    rows = min(tile_rows(n_columns), len(piece))
+    return old if old is not None and len(old) >= rows else np.empty((rows, n_columns), dtype)
+
+
+@blas.one_thread()
+def gram_block(whitener: Whitener, pieces: Pieces, first_row: int) -> GramPart:
+    """Pass 1 on one block (Algorithm, step 3): C → B → G += BᵀB, and the residual k_ii − ‖b_i‖².
+
+    Raises
+    ------
+    InvalidData
+        NaN or infinity in the rows, or in their kernel values.
+    """
+    rank, dtype = len(whitener.inverse), whitener.inverse.dtype
+    reader = BlockReader(pieces, first_row)
+    gram = np.zeros((rank, rank))
+    part = gram if dtype == np.float64 else np.empty((rank, rank), dtype)
+    residuals: list[NDArray] = []
+    diagonal_sum, buffer = 0.0, None
+    for piece in reader:
+        buffer = _buffer(rank, piece, dtype, buffer)
+        diagonal = whitener.diagonal(piece)
+        diagonal_sum += float(diagonal.sum())
+        for rows in _tiles(piece, rank):
+            B = buffer[: rows.stop - rows.start]
+            fill_tile(whitener.columns, piece[rows], B)
+            blas.multiply_rows(whitener.inverse, B)
+            residuals.append(diagonal[rows] - blas.row_norms(B))
+            _add_gram(B, gram, part)
+    residual = np.concatenate(residuals) if residuals else np.empty(0)
+    _check_kernel_values(residual, first_row)
+    return GramPart(gram, Kept(residual, diagonal_sum, reader.checksum))
+
+
+def _add_gram(B: NDArray, gram: NDArray, part: NDArray) -> None:
+    """Add BᵀB to the float64 ``gram``; a float32 tile sums into ``part`` first."""
+    if part is gram:
+        blas.add_gram(B, gram)
+        return
+    part[...] = 0
+    blas.add_gram(B, part)
+    np.add(gram, part, out=gram)
+
+
+def _check_kernel_values(residual: NDArray, first_row: int) -> None:
+    bad = np.flatnonzero(~np.isfinite(residual))
+    if len(bad):
+        raise InvalidData(
+            f"the kernel overflows at row {first_row + bad[0]} ({len(bad)} rows of this block): its values are not "
+            "finite in the dtype of the tiles. Scale the features, or use dtype='float64'."
+        )
+
+
+@blas.one_thread()
+def score_block(scorer: Scorer, pieces: Pieces, first_row: int, kept: Kept) -> NDArray[np.float64]:
+    """Pass 2 on one block (Algorithm, step 5): the scores and the estimate of its rows, (m, 2).
+
+    Raises
+    ------
+    SourceChanged
+        The block is not the one that pass 1 saw.
+    """
+    rank, dtype = len(scorer.factors[0]), scorer.factors[0].dtype
+    reader = BlockReader(pieces, first_row)
+    norms: list[NDArray] = []
+    diagonals: list[NDArray] = []
+    buffer = None
+    for piece in reader:
+        buffer = _buffer(rank, piece, dtype, buffer)
+        diagonals.append(scorer.diagonal(piece))
+        for rows in _tiles(piece, rank):
+            B = buffer[: rows.stop - rows.start]
+            fill_tile(scorer.columns, piece[rows], B)
+            for factor in scorer.factors:
+                blas.multiply_rows(factor, B)
+            norms.append(blas.row_norms(B))
+    diagonal = np.concatenate(diagonals) if diagonals else np.empty(0)
+    _check_unchanged(reader, kept, first_row)
+    raw = np.concatenate(norms) if norms else np.empty(0)
+    return _scores_and_estimate(scorer, raw, diagonal, kept.residual)
+
+
+@blas.one_thread()
+def new_rows_block(whitener: Whitener, scorer: Scorer, pieces: Pieces, first_row: int) -> NDArray[np.float64]:
+    """Scores, estimate and residual (m, 3) of rows that pass 1 has never seen."""
+    rank, dtype = len(whitener.inverse), whitener.inverse.dtype
+    outputs: list[NDArray] = []
+    buffer = None
+    for piece in BlockReader(pieces, first_row):
+        buffer = _buffer(rank, piece, dtype, buffer)
+        for rows in _tiles(piece, rank):
+            B = buffer[: rows.stop - rows.start]
+            fill_tile(whitener.columns, piece[rows], B)
+            blas.multiply_rows(whitener.inverse, B)
+            diagonal = whitener.diagonal(piece[rows])
+            residual = diagonal - blas.row_norms(B)
+            blas.multiply_rows(scorer.factors[-1], B)
+            both = _scores_and_estimate(scorer, blas.row_norms(B), diagonal, residual)
+            outputs.append(np.column_stack([both, residual]))
+    return np.concatenate(outputs) if outputs else np.empty((0, 3))
+
+
+def _check_unchanged(reader: BlockReader, kept: Kept, first_row: int) -> None:
+    if reader.n_rows != len(kept.residual) or reader.checksum != kept.checksum:
+        raise SourceChanged(
+            f"the block of rows from {first_row} changed between the passes: pass 1 read {len(kept.residual)} rows "
+            f"with checksum {kept.checksum:08x}, pass 2 {reader.n_rows} rows with {reader.checksum:08x}. "
+            "Score a source that does not change while it is read (store a lazy array first)."
+        )
+
+
+def _scores_and_estimate(scorer: Scorer, raw: NDArray, diagonal: NDArray, residual: NDArray) -> NDArray[np.float64]:
+    """Cap the raw scores by what a single row can have, and correct each by its own residual.
+
+    A row's score is at most ‖b‖²/(‖b‖² + n·λ). If it were the only row with a residual e, its exact score would be
+    1 − o/(1 + e·o/(n·λ)) with o = 1 − score; a residual below its own round-off corrects nothing.
+    """
+    explained = np.maximum(diagonal - residual, 0.0)
+    scores = np.minimum(raw, explained / (explained + scorer.shift))
+    others = 1.0 - scores
+    e = np.where(residual > 8.0 * scorer.residual_error * diagonal, residual, 0.0)
+    estimate = np.where(e > 0, 1.0 - others / (1.0 + e * others / scorer.shift), scores)
+    return np.column_stack([scores, estimate])

@@ -1,0 +1,1 @@
+"""Which columns are sampled, and what they are fitted to."""

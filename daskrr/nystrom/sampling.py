@@ -1,0 +1,139 @@
+"""Pure draws: weights in, landmarks out.
+
+A draw depends on the seed and on the weights alone, never on chunks or workers: weights become integers, whose
+running sums are exact in any order, and sorted integer uniforms are located in them, first among blocks and then
+among the rows of a block.
+"""
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskrr.errors import InvalidData, InvalidParameter
+
+# Every purpose has its own stream of random numbers, child of the run's seed.
+PURPOSES = {"landmarks": 0, "audit": 1, "probe": 2, "length scale": 3}
+
+
+@dataclass(frozen=True)
+class Landmarks:
+    """Rows drawn with replacement, duplicates merged.
+
+    Attributes
+    ----------
+    indices
+        (p',) distinct row numbers, ascending.
+    counts
+        (p',) how often each was drawn.
+    probabilities
+        (p',) probability of each row in one draw, or None for landmarks that were given.
+    """
+
+    indices: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    probabilities: NDArray[np.float64] | None
+
+    @property
+    def n_draws(self) -> int:
+        """Number of draws, repetitions included."""
+        return int(self.counts.sum())
+
+    def penalty(self, n_rows: int, sketch_ridge: float) -> NDArray[np.float64]:
+        """What the sketch ridge γ adds to the diagonal of W: n·γ·p·p_j/c_j.
+
+        Raises
+        ------
+        InvalidParameter
+            The landmarks have no probabilities.
+        """
+        if self.probabilities is None:
+            raise InvalidParameter(
+                "sketch_ridge weighs each landmark by its probability, and landmarks given by index have none. "
+                "Leave sketch_ridge out, or sample by probabilities."
+            )
+        return n_rows * sketch_ridge * self.n_draws * self.probabilities / self.counts
+
+
+def check_seed(random_state: Any) -> int:
+    """The seed as an int; one is drawn, to be recorded, where None is given."""
+    if random_state is None:
+        return secrets.randbits(63)
+    if isinstance(random_state, bool) or not isinstance(random_state, (int, np.integer)) or random_state < 0:
+        raise InvalidParameter(f"random_state must be a non-negative int or None, got {random_state!r}")
+    return int(random_state)
+
+
+def stream(seed: int, purpose: str, round_number: int = 0) -> np.random.Generator:
+    """The random numbers of one purpose and round."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(PURPOSES[purpose], round_number)))
+
+
+def draw_integers(total: int, size: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    """``size`` sorted uniform integers below ``total``."""
+    return np.sort(generator.integers(0, total, size=size, dtype=np.int64))
+
+
+def binary_scale(largest: float, n_rows: int) -> int:
+    """Exponent k such that n weights ⌈w·2^k⌉ with w ≤ ``largest`` sum to less than 2^62."""
+    return 61 - n_rows.bit_length() - int(np.frexp(largest)[1])
+
+
+def integer_weights(weights: NDArray[np.float64], scale: int) -> NDArray[np.int64]:
+    """⌈w·2^scale⌉: zero stays zero, anything else is drawn with positive probability."""
+    return np.ceil(np.ldexp(weights, scale)).astype(np.int64)
+
+
+def check_weights(weights: NDArray[np.float64], first_row: int) -> float:
+    """Largest of the weights (m,) of one block, all of which must be finite and non-negative."""
+    bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if len(bad):
+        raise InvalidData(
+            f"the sampling weight of row {first_row + bad[0]} is {weights[bad[0]]}; weights must be finite and not "
+            f"negative ({len(bad)} rows of this block are not)."
+        )
+    return float(weights.max(initial=0.0))
+
+
+def locate(draws: NDArray[np.int64], sums: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+    """Which of consecutive integer weights ``sums`` each draw falls in, and how far."""
+    ends = np.cumsum(sums)
+    places = np.searchsorted(ends, draws, side="right")
+    return places, draws - (ends - sums)[places]
+
+
+def merge(drawn: NDArray[np.int64], probabilities: NDArray[np.float64] | None) -> Landmarks:
+    """Merge repeated rows: the approximation depends on the set of landmarks only."""
+    indices, first, counts = np.unique(drawn, return_index=True, return_counts=True)
+    kept = None if probabilities is None else probabilities[first]
+    return Landmarks(indices, counts, kept)
+
+
+def draw_uniform(n_rows: int, size: int, generator: np.random.Generator) -> Landmarks:
+    """``size`` draws with replacement, all rows equally likely."""
+    drawn = draw_integers(n_rows, size, generator)
+    return merge(drawn, np.full(size, 1.0 / n_rows))
+
+
+def given(indices: NDArray, n_rows: int, n_landmarks: int | None) -> Landmarks:
+    """Landmarks named by row number.
+
+    Raises
+    ------
+    InvalidParameter
+        Not one-dimensional, out of range, none, or not as many as ``n_landmarks`` says.
+    """
+    if indices.ndim != 1 or not len(indices):
+        raise InvalidParameter(f"landmark indices must be a non-empty 1-D integer array, got shape {indices.shape}")
+    outside = indices[(indices < 0) | (indices >= n_rows)]
+    if len(outside):
+        raise InvalidParameter(
+            f"landmark index {outside[0]} is out of range: X has {n_rows} rows, numbered from 0 to {n_rows - 1}."
+        )
+    if n_landmarks is not None and n_landmarks != len(indices):
+        raise InvalidParameter(
+            f"n_landmarks={n_landmarks}, but sampling gives {len(indices)} landmark indices. Leave n_landmarks out."
+        )
+    return merge(indices.astype(np.int64), None)

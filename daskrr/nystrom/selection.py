@@ -1,0 +1,221 @@
+"""From a sampling scheme to landmarks: the passes over the rows that a draw needs, and the drawn rows themselves."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from daskrr.engine.passes import Block, Executor, task
+from daskrr.engine.progress import Reporter, Stage
+from daskrr.engine.rows import Rows, open_rows, pieces
+from daskrr.errors import InvalidData, InvalidParameter
+from daskrr.kernels import Kernel
+from daskrr.numerics.tiles import check_finite
+from daskrr.nystrom import sampling as draws
+from daskrr.nystrom.sampling import Landmarks
+
+SCHEMES = ("uniform", "diagonal")
+MEDIAN_SAMPLE = 1000
+JOIN_FANIN = 64
+PROBABILITY_SUM_TOLERANCE = 1e-6
+
+
+def check_sampling(sampling: Any, n_rows: int) -> str | NDArray[np.int64] | Rows:
+    """Read ``sampling``: a scheme's name, landmark indices, or a view of n probabilities.
+
+    Raises
+    ------
+    InvalidParameter
+        Neither a scheme nor an array that can be read as one or the other.
+    """
+    if isinstance(sampling, str) and sampling in SCHEMES:
+        return sampling
+    if isinstance(sampling, str):
+        raise InvalidParameter(f"sampling must be one of {', '.join(SCHEMES)} or an array, got {sampling!r}")
+    array = sampling if isinstance(sampling, (np.ndarray, da.Array, zarr.Array)) else np.asarray(sampling)
+    readings = (
+        f"sampling as an array is either {n_rows} probabilities (floating dtype, one per row of X) or the row numbers "
+        f"of the landmarks (integer dtype); got dtype {array.dtype} and shape {array.shape}."
+    )
+    if array.dtype.kind in "iu" and array.ndim == 1:
+        return np.asarray(array).astype(np.int64)
+    if array.dtype.kind != "f" or array.shape != (n_rows,):
+        raise InvalidParameter(readings)
+    return open_rows(array, ndim=1, name="sampling")
+
+
+def draw_landmarks(
+    executor: Executor,
+    run: str,
+    rows: Rows,
+    blocks: Sequence[Block],
+    kernel: Kernel,
+    sampling: str | NDArray[np.int64] | Rows,
+    n_landmarks: int | None,
+    seed: int,
+    report: Reporter,
+) -> Landmarks:
+    """Draw the landmarks (Algorithm, step 1); only weights that differ from row to row cost a pass."""
+    if isinstance(sampling, np.ndarray):
+        return draws.given(sampling, rows.n_rows, n_landmarks)
+    if n_landmarks is None:
+        raise InvalidParameter("n_landmarks is needed unless sampling names the landmarks by row number")
+    generator = draws.stream(seed, "landmarks")
+    if isinstance(sampling, str) and (sampling == "uniform" or kernel.constant_diagonal):
+        return draws.draw_uniform(rows.n_rows, n_landmarks, generator)
+    source = sampling if isinstance(sampling, Rows) else rows
+    diagonal_of = None if isinstance(sampling, Rows) else kernel
+    return _draw_weighted(executor, run, source, blocks, diagonal_of, n_landmarks, generator, report)
+
+
+def _draw_weighted(
+    executor: Executor,
+    run: str,
+    source: Rows,
+    blocks: Sequence[Block],
+    kernel: Kernel | None,
+    size: int,
+    generator: np.random.Generator,
+    report: Reporter,
+) -> Landmarks:
+    """Draw by weights: one light pass for the weights, which stay on the workers, then sums and draws."""
+    source = source.anew(f"weigh-rows-{run}")
+    tasks = (task("weigh-rows", run, b.index, _weigh, source.source(b.start, b.stop), b.start, kernel) for b in blocks)
+    with Stage(report, "weigh rows", total=len(blocks), total_rows=source.n_rows) as stage:
+        handles, largest, total = [], [], 0.0
+        for block, handle in zip(blocks, executor.window(tasks), strict=True):
+            handles.append(handle)
+            block_max, block_sum = executor.value(executor.apply("weights-range", _range, handle))
+            largest.append(block_max)
+            total += block_sum
+            stage.advance(rows=block.n_rows)
+    _check_total(total, kernel is None)
+    scale = draws.binary_scale(max(largest), source.n_rows)
+    sums = [executor.value(executor.apply("weights-sum", _integer_sum, handle, scale)) for handle in handles]
+    return _locate_rows(executor, blocks, handles, np.array(sums, np.int64), scale, size, generator)
+
+
+def _check_total(total: float, is_probability: bool) -> None:
+    if is_probability and abs(total - 1.0) > PROBABILITY_SUM_TOLERANCE:
+        raise InvalidParameter(f"the sampling probabilities sum to {total:.9g}, not to 1. Divide them by their sum.")
+    if not total > 0:
+        raise InvalidData("the kernel is zero on every row: there is nothing to sample, and every score is 0.")
+
+
+def _weigh(source: Any, start: int, kernel: Kernel | None) -> NDArray[np.float64]:
+    """Sampling weights of one block: the kernel's diagonal, or the given probabilities."""
+    found: list[NDArray[np.float64]] = []
+    first = start
+    for piece in pieces(source):
+        if kernel is not None:
+            check_finite(piece, first)
+        found.append(np.asarray(piece if kernel is None else kernel.diagonal(piece), np.float64))
+        first += len(piece)
+    weights = np.concatenate(found)
+    draws.check_weights(weights, start)
+    return weights
+
+
+def _range(weights: NDArray[np.float64]) -> tuple[float, float]:
+    return float(weights.max()), math.fsum(weights)
+
+
+def _integer_sum(weights: NDArray[np.float64], scale: int) -> int:
+    return int(draws.integer_weights(weights, scale).sum())
+
+
+def _locate_rows(
+    executor: Executor,
+    blocks: Sequence[Block],
+    handles: Sequence[Any],
+    sums: NDArray[np.int64],
+    scale: int,
+    size: int,
+    generator: np.random.Generator,
+) -> Landmarks:
+    total = int(sums.sum())
+    places, offsets = draws.locate(draws.draw_integers(total, size, generator), sums)
+    rows, weights = [], []
+    for place in np.unique(places):
+        inside = executor.apply("locate-rows", _locate_in_block, handles[place], scale, offsets[places == place])
+        positions, found = executor.value(inside)
+        rows.append(positions + blocks[place].start)
+        weights.append(found)
+    return draws.merge(np.concatenate(rows), np.concatenate(weights) / total)
+
+
+def _locate_in_block(
+    weights: NDArray[np.float64], scale: int, offsets: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    integers = draws.integer_weights(weights, scale)
+    positions, _ = draws.locate(offsets, integers)
+    return positions.astype(np.int64), integers[positions]
+
+
+def fetch_rows(
+    executor: Executor,
+    run: str,
+    rows: Rows,
+    blocks: Sequence[Block],
+    indices: NDArray[np.int64],
+    name: str,
+    report: Reporter,
+) -> Any:
+    """Handle of the rows ``indices`` (ascending) of X as one float64 array, assembled on a worker."""
+    starts = np.array([block.start for block in blocks])
+    place = np.searchsorted(starts, indices, side="right") - 1
+    rows = rows.anew(f"{name}-{run}")
+    needed = [(blocks[i], indices[place == i] - blocks[i].start) for i in np.unique(place)]
+    tasks = (
+        task(name, run, block.index, _take, rows.source(block.start, block.stop), block.start, positions)
+        for block, positions in needed
+    )
+    parts = []
+    with Stage(report, name.replace("-", " "), total=len(needed), total_rows=len(indices)) as stage:
+        for (_, positions), part in zip(needed, executor.window(tasks), strict=True):
+            parts.append(part)
+            stage.advance(rows=len(positions))
+    while len(parts) > 1:
+        groups = [parts[i : i + JOIN_FANIN] for i in range(0, len(parts), JOIN_FANIN)]
+        parts = [executor.apply(f"{name}-join", _join, *group) for group in groups]
+    return parts[0]
+
+
+def _take(source: Any, start: int, positions: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The wanted rows of one block, in float64, all finite."""
+    taken, first = [], 0
+    for piece in pieces(source):
+        inside = positions[(positions >= first) & (positions < first + len(piece))] - first
+        for row in inside:
+            check_finite(piece[row : row + 1], start + first + int(row))
+        taken.append(piece[inside].astype(np.float64))
+        first += len(piece)
+    return np.concatenate(taken)
+
+
+def _join(*parts: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.concatenate(parts)
+
+
+def resolve_kernel(
+    executor: Executor,
+    run: str,
+    rows: Rows,
+    blocks: Sequence[Block],
+    kernel: Kernel,
+    seed: int,
+    report: Reporter,
+) -> Kernel:
+    """Measure a length scale given as "median" on a seeded sample of rows."""
+    kernel.check_features(rows.shape[1])
+    if not kernel.needs_sample:
+        return kernel
+    size = min(MEDIAN_SAMPLE, rows.n_rows)
+    generator = draws.stream(seed, "length scale")
+    indices = np.sort(generator.choice(rows.n_rows, size, replace=False, shuffle=False))
+    sample = fetch_rows(executor, run, rows, blocks, indices, "sample-length-scale", report)
+    return executor.value(executor.apply("resolve-kernel", kernel.resolve, sample))

@@ -1,0 +1,140 @@
+"""Pictures of leverage scores."""
+
+from os import PathLike
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import Colormap, LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+from numpy.typing import ArrayLike, NDArray
+
+# Two colours of the Okabe-Ito palette, which stay apart for every kind of colour vision, and greys.
+_PLANTED = "#D55E00"
+_ORDINARY = "#0072B2"
+_GUIDE = "#666666"
+_LABEL = 11
+_TITLE = 12.5
+
+
+def outlier_figure(
+    scores: ArrayLike,
+    estimate: ArrayLike,
+    planted: ArrayLike,
+    title: str = "",
+) -> Figure:
+    """Show how far known outliers stand out in leverage scores and in their estimates.
+
+    Parameters
+    ----------
+    scores, estimate : array_like
+        Leverage score and estimate of every row.
+    planted : array_like
+        Numbers of the rows that are known to be outliers.
+    title : str, optional
+        Line above both panels.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        Left the estimates in descending order, right every row by score and estimate.
+    """
+    values, heights = np.asarray(scores, float), np.asarray(estimate, float)
+    marked = np.zeros(len(values), bool)
+    marked[np.asarray(planted, int)] = True
+    figure = Figure(figsize=(12.5, 5.4), dpi=120, layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _draw_ranks(left, heights, marked)
+    _draw_plane(right, values, heights, marked)
+    figure.suptitle(title, fontsize=14, fontweight="bold")
+    return figure
+
+
+def save(figure: Figure, path: str | PathLike[str]) -> None:
+    """Write a figure as a PNG file.
+
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+    path : path
+        File to write.
+    """
+    FigureCanvasAgg(figure).print_png(path)
+
+
+def _draw_ranks(axes: Axes, heights: NDArray[np.float64], marked: NDArray[np.bool_]) -> None:
+    order = np.argsort(-heights, kind="stable")
+    ranks = np.arange(1, len(order) + 1)
+    hit = marked[order]
+    count = int(marked.sum())
+    axes.plot(ranks, heights[order], color=_ORDINARY, linewidth=2.2, label="all rows", zorder=2)
+    axes.scatter(
+        ranks[hit],
+        heights[order][hit],
+        s=34,
+        facecolor=_PLANTED,
+        edgecolor="white",
+        linewidth=0.6,
+        label=f"planted rows ({count})",
+        zorder=3,
+    )
+    axes.axvline(count + 0.5, color=_GUIDE, linestyle="--", linewidth=1)
+    axes.text(count * 1.15, 0.04, f"rank {count}", transform=axes.get_xaxis_transform(), color=_GUIDE)
+    axes.set(xscale="log", yscale="log", xlim=(0.8, 1.3 * len(order)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    found = int(hit[:count].sum())
+    _finish(axes, f"{found} of {count} planted rows are among the {count} highest", "rank by estimate", "estimate")
+    axes.legend(loc="upper right", frameon=False, fontsize=_LABEL)
+
+
+def _draw_plane(
+    axes: Axes, values: NDArray[np.float64], heights: NDArray[np.float64], marked: NDArray[np.bool_]
+) -> None:
+    x, y = _positive(values), _positive(heights)
+    # Half a million dots would hide each other and how many there are; hexagons count them.
+    shade = axes.hexbin(
+        x[~marked], y[~marked], xscale="log", yscale="log", gridsize=60, bins="log", cmap=_blues(), mincnt=1
+    )
+    axes.scatter(
+        x[marked],
+        y[marked],
+        s=34,
+        facecolor=_PLANTED,
+        edgecolor="white",
+        linewidth=0.6,
+        label="planted rows",
+        zorder=3,
+    )
+    bar = axes.figure.colorbar(shade, ax=axes, pad=0.02)
+    bar.set_label("ordinary rows per cell", fontsize=_LABEL)
+    _guide(axes, x, y)
+    _finish(axes, "Ordinary by score alone, outstanding by estimate", "leverage score of the sketch", "estimate")
+    axes.legend(loc="lower right", frameon=False, fontsize=_LABEL)
+
+
+def _guide(axes: Axes, x: NDArray[np.float64], y: NDArray[np.float64]) -> None:
+    ends = [min(x.min(), y.min()), max(x.max(), y.max())]
+    axes.plot(ends, ends, color=_GUIDE, linestyle="--", linewidth=1, zorder=1, label="estimate = score")
+    axes.set(xlim=(x.min() / 1.6, x.max() * 1.6), ylim=(y.min() / 1.6, y.max() * 1.6))
+
+
+def _blues() -> Colormap:
+    """The part of the map that can be told from the white background."""
+    return LinearSegmentedColormap.from_list("blues", colormaps["Blues"](np.linspace(0.25, 1, 256)))
+
+
+def _positive(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Lift zeros and round-off below them to where a logarithmic axis can still show them."""
+    return np.maximum(values, 1e-6 * np.max(values))
+
+
+def _finish(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
+    axes.set_title(title, fontsize=_TITLE)
+    axes.set_xlabel(xlabel, fontsize=_LABEL)
+    axes.set_ylabel(ylabel, fontsize=_LABEL)
+    axes.grid(True, which="major", color="#DDDDDD", linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
