@@ -5,6 +5,8 @@ exception that Python code would expect in its place, and says what was asked, w
 to do about it.
 """
 
+from typing import Any
+
 
 class DaskrrError(Exception):
     """Base class of every failure that daskrr raises on purpose."""
@@ -48,3 +50,10 @@ class OutputExists(DaskrrError, FileExistsError):
 
 class CheckFailed(DaskrrError, RuntimeError):
     """A post-condition of the run does not hold; nothing was published."""
+
+
+def check_count(name: str, value: Any) -> int:
+    """``value`` as an int of at least 1; raise :class:`InvalidParameter` otherwise."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
+        raise InvalidParameter(f"{name} must be an int of at least 1, got {value!r}")
+    return int(value)

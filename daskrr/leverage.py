@@ -28,7 +28,7 @@ from daskrr.engine.progress import Reporter, Stage, reporter
 from daskrr.engine.rows import Rows, open_rows
 from daskrr.engine.scheduler import algebra
 from daskrr.engine.storage import OutputStore, write_block
-from daskrr.errors import CheckFailed, InvalidParameter
+from daskrr.errors import CheckFailed, InvalidParameter, check_count
 from daskrr.kernels import Kernel, as_kernel
 from daskrr.numerics.algebra import check_resolution, shift_of
 from daskrr.numerics.tiles import GramPart, Kept
@@ -201,10 +201,9 @@ def _prepare(
 
 
 def _check_positive(name: str, value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise InvalidParameter(f"{name} must be a number, got {value!r}") from None
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise InvalidParameter(f"{name} must be a number, got {value!r}")
+    number = float(value)
     if not (number > 0 and math.isfinite(number)):
         raise InvalidParameter(f"{name} must be positive and finite, got {value!r}")
     return number
@@ -223,9 +222,7 @@ def _check_dtype(dtype: DTypeLike) -> np.dtype:
 def _check_landmarks(n_landmarks: Any, scheme: str | NDArray[np.int64] | Rows) -> int:
     if n_landmarks is None and isinstance(scheme, np.ndarray):
         return max(1, len(scheme))
-    if isinstance(n_landmarks, bool) or not isinstance(n_landmarks, (int, np.integer)) or n_landmarks < 1:
-        raise InvalidParameter(f"n_landmarks must be an int of at least 1, got {n_landmarks!r}")
-    return int(n_landmarks)
+    return check_count("n_landmarks", n_landmarks)
 
 
 def _run_pass_1(job: _Job, report: Reporter) -> "LeverageResult":
@@ -235,8 +232,10 @@ def _run_pass_1(job: _Job, report: Reporter) -> "LeverageResult":
     )  # fmt: skip
     sketch, whitened = _whiten(job, kernel, landmarks, report)
     gram, kept, trace = _sum_grams(job, sketch, report)
-    share = check_resolution(whitened["kernel_error"], trace / job.rows.n_rows, job.ridge, job.dtype)
-    ridged = sketch.algebra.perform("add_ridge", gram, {"dtype": str(job.dtype), "shift": sketch.shift})
+    share = check_resolution(whitened["kernel_error"], trace / job.rows.n_rows, job.ridge, sketch.rank, job.dtype)
+    ridged = sketch.algebra.perform(
+        "add_ridge", gram, {"dtype": str(job.dtype), "n_rows": sketch.n_rows, "ridge": job.ridge}
+    )
     return LeverageResult(
         job.rows,
         job.blocks,
@@ -259,7 +258,7 @@ def _whiten(job: _Job, kernel: Kernel, landmarks: Landmarks, report: Reporter) -
     whitened = place.perform("whiten", inputs, {"dtype": str(job.dtype)})
     if kernel.constant_diagonal:
         diagonal = float(kernel.diagonal(np.zeros((1, job.rows.shape[1])))[0])
-        check_resolution(whitened["kernel_error"], diagonal, job.ridge, job.dtype)
+        check_resolution(whitened["kernel_error"], diagonal, job.ridge, len(whitened["pivots"]), job.dtype)
     n, d = job.rows.shape
     shift = shift_of(n, job.ridge)
     rank = len(whitened["pivots"])
@@ -365,6 +364,13 @@ class TopRows:
         return "\n".join([head, *lines])
 
 
+def check_top(k: Any, by: Any) -> None:
+    """Raise :class:`InvalidParameter` unless k rows can be ranked by ``by``."""
+    check_count("k", k)
+    if by not in ("estimate", "scores"):
+        raise InvalidParameter(f"by must be 'estimate' or 'scores', got {by!r}")
+
+
 def merge_top(parts: Sequence[TopRows], k: int) -> TopRows:
     """The k highest of several lists; equal values in row order."""
     by = parts[0].by
@@ -447,10 +453,7 @@ class LeverageResult:
         InvalidParameter
             k below 1, or ranked by something else.
         """
-        if k < 1:
-            raise InvalidParameter(f"k must be at least 1, got {k!r}")
-        if by not in ("estimate", "scores"):
-            raise InvalidParameter(f"by must be 'estimate' or 'scores', got {by!r}")
+        check_top(k, by)
         tasks = (
             task(
                 "top-rows",
@@ -465,12 +468,7 @@ class LeverageResult:
             )
             for block, scored, kept in zip(self._blocks, self._score_tasks("top"), self._kept, strict=True)
         )
-        best: TopRows | None = None
-        for handle in self._executor.window(tasks):
-            part = self._executor.value(handle)
-            best = part if best is None else merge_top([best, part], k)
-        assert best is not None
-        return best
+        return merge_top(self._executor.values(list(self._executor.window(tasks))), k)
 
     def store(self, path: Any, *, overwrite: bool = False, progress: Reporter | bool | None = None) -> dict[str, Any]:
         """Run pass 2 and write ``scores``, ``estimate`` and ``residual`` to a new Zarr group; return its summary.
@@ -514,15 +512,13 @@ class LeverageResult:
             )
             for block, scored, kept in zip(self._blocks, self._score_tasks("store"), self._kept, strict=True)
         )
-        sums: list[float] = []
-        best: list[TopRows] = []
+        receipts: list[Any] = []
         with Stage(report, "pass 2: scores", total=len(self._blocks), total_rows=self._rows.n_rows) as stage:
             for block, handle in zip(self._blocks, self._executor.window(tasks), strict=True):
-                block_sum, block_top = self._executor.value(handle)
-                sums.append(block_sum)
-                best = [merge_top([*best, block_top], 10)]
+                receipts.append(handle)
                 stage.advance(rows=block.n_rows)
-        return math.fsum(sums), best[0]
+        sums, tops = zip(*self._executor.values(receipts), strict=True)
+        return math.fsum(sums), merge_top(tops, 10)
 
     def _check_sum(self, total: float) -> None:
         allowed = max(10.0 * self.summary["score_error"], SUM_TOLERANCE[str(self.sketch.dtype)])

@@ -7,9 +7,8 @@ import numpy as np
 
 from daskrr.engine.progress import Reporter
 from daskrr.engine.storage import OutputStore, open_result
-from daskrr.errors import InvalidParameter
 from daskrr.kernels import Kernel
-from daskrr.leverage import TopRows, leverage_scores, merge_top
+from daskrr.leverage import TopRows, check_top, leverage_scores, merge_top
 
 
 def score_to_zarr(
@@ -54,10 +53,7 @@ def top_rows(path: str | os.PathLike, k: int = 10, by: str = "estimate") -> list
     InvalidData
         ``path`` holds no finished result.
     """
-    if k < 1:
-        raise InvalidParameter(f"k must be at least 1, got {k!r}")
-    if by not in ("estimate", "scores"):
-        raise InvalidParameter(f"by must be 'estimate' or 'scores', got {by!r}")
+    check_top(k, by)
     group = open_result(path)
     arrays: dict[str, Any] = {name: group[name] for name in ("scores", "estimate", "residual")}
     n_rows, height = arrays["scores"].shape[0], arrays["scores"].chunks[0]

@@ -8,6 +8,7 @@ import sys
 from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -115,7 +116,7 @@ class TestFailures:
             (errors.MissingChunks("x"), 2),
             (errors.SourceUnreachable("x"), 3),
             (errors.DoesNotFit("x"), 3),
-            (KilledWorker("task", None, 3), 3),
+            (KilledWorker("task", SimpleNamespace(address="tcp://127.0.0.1:1"), 3), 3),
             (errors.OutputExists("x"), 4),
             (errors.CheckFailed("x"), 1),
             (errors.SourceChanged("x"), 1),

@@ -124,7 +124,9 @@ kernel_options = _all_of(
     ),
 )
 model_options = _all_of(
-    click.option("--ridge", type=float, required=True, help="Ridge of the scores, times the number of rows."),
+    click.option(
+        "--ridge", type=float, required=True, help="Ridge; it is added to the kernel matrix times the number of rows."
+    ),
     click.option(
         "--landmarks",
         "n_landmarks",

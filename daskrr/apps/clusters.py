@@ -105,7 +105,8 @@ def connect(
     else:
         client_of = _running(scheduler, worker_seconds)
     with client_of as client:
-        (echo or _to_stderr)(f"dashboard: {client.dashboard_link}")
+        if client.dashboard_link:
+            (echo or _to_stderr)(f"dashboard: {client.dashboard_link}")
         yield client
 
 

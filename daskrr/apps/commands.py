@@ -1,6 +1,7 @@
 """What the commands do: run the library and put the result into words.
 
-Results go to standard output, everything else to standard error.
+The function of a command takes its options by the names that :mod:`daskrr.apps.cli` gives them. Results go to
+standard output, everything else to standard error.
 """
 
 import dataclasses

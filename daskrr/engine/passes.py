@@ -7,7 +7,9 @@ bounded window of tasks in flight and hands the results out in block order, each
 
 import itertools
 import logging
+import math
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future as LocalFuture
@@ -23,7 +25,7 @@ from dask.delayed import Delayed, delayed
 
 from daskrr import __version__
 from daskrr.engine.rows import Rows, check_reachable, is_process_bound
-from daskrr.errors import DaskrrError, InvalidParameter, SourceUnreachable
+from daskrr.errors import DaskrrError, SourceUnreachable, check_count
 
 log = logging.getLogger("daskrr")
 
@@ -31,6 +33,8 @@ log = logging.getLogger("daskrr")
 BLOCK_FLOPS = 1e9
 MAX_BLOCK_ROWS = 65536
 ROWS_PER_LANDMARK = 8
+
+SECONDS_BETWEEN_COUNTS = 2.0
 
 
 @dataclass(frozen=True)
@@ -53,9 +57,7 @@ def block_rows(n_landmarks: int, unit_rows: int, wanted: int | None = None) -> i
         by_flops = min(MAX_BLOCK_ROWS, int(BLOCK_FLOPS / n_landmarks**2))
         wanted = min(max(by_flops, ROWS_PER_LANDMARK * n_landmarks), MAX_BLOCK_ROWS // 2)
         wanted = 1 << (wanted - 1).bit_length()
-    if wanted < 1:
-        raise InvalidParameter(f"block_rows must be at least 1, got {wanted}")
-    return unit_rows * max(1, round(wanted / unit_rows))
+    return unit_rows * max(1, round(check_count("block_rows", wanted) / unit_rows))
 
 
 def split(n_rows: int, height: int) -> list[Block]:
@@ -95,6 +97,9 @@ class Executor(Protocol):
     def value(self, handle: Any) -> Any:
         """The result behind a handle, in this process."""
 
+    def values(self, handles: Sequence[Any]) -> list[Any]:
+        """The results behind several handles, in this process."""
+
     def check(self, rows: Rows) -> None:
         """Raise unless every worker can read ``rows``."""
 
@@ -129,6 +134,10 @@ class LocalExecutor:
         """The handle is the value."""
         return handle
 
+    def values(self, handles: Sequence[Any]) -> list[Any]:
+        """The handles are the values."""
+        return list(handles)
+
     def check(self, rows: Rows) -> None:
         """This process has opened the rows already."""
 
@@ -143,23 +152,33 @@ class ClusterExecutor:
     def __init__(self, client: distributed.Client, run: str) -> None:
         self.client, self.run = client, run
         self._counter = itertools.count()
+        self._asked, self._threads = -math.inf, 0
 
     def window(self, tasks: Iterable[Delayed]) -> Iterator[Any]:
-        """Keep two tasks per worker thread in flight."""
+        """Keep two tasks per worker thread in flight, sent in batches of one graph each."""
         pending: deque[distributed.Future] = deque()
         tasks = iter(tasks)
         try:
             while True:
-                free = max(2, 2 * sum(self.client.nthreads().values())) - len(pending)
-                pending.extend(self.client.compute(one) for one in itertools.islice(tasks, free))
+                limit = self._limit()
+                if len(pending) <= limit // 2:
+                    pending.extend(self.client.compute(list(itertools.islice(tasks, limit - len(pending)))))
                 if not pending:
                     return
-                distributed.wait(pending[0])
+                if not pending[0].done():
+                    distributed.wait(pending[0])
                 _raise_failure(pending[0])
                 yield pending.popleft()
         finally:
             if pending and self.client.status == "running":
                 self.client.cancel(list(pending))
+
+    def _limit(self) -> int:
+        """Two tasks per worker thread; the scheduler is asked again now and then, since workers come and go."""
+        now = time.monotonic()
+        if now >= self._asked + SECONDS_BETWEEN_COUNTS:
+            self._asked, self._threads = now, sum(self.client.nthreads().values())
+        return max(4, 2 * self._threads)
 
     def apply(self, name: str, function: Callable, *handles: Any) -> Any:
         """Submit the function to where its arguments are."""
@@ -168,9 +187,14 @@ class ClusterExecutor:
 
     def value(self, handle: Any) -> Any:
         """Gather one small result."""
-        distributed.wait(handle)
-        _raise_failure(handle)
-        return handle.result()
+        return self.values([handle])[0]
+
+    def values(self, handles: Sequence[Any]) -> list[Any]:
+        """Gather small results in one message."""
+        distributed.wait(handles)
+        for handle in handles:
+            _raise_failure(handle)
+        return self.client.gather(handles)
 
     def check(self, rows: Rows) -> None:
         """Open the input once on every worker, and compare versions, before any long work.

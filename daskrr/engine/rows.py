@@ -124,8 +124,10 @@ def _open_zarr(path: str) -> zarr.Array:
         path = os.path.abspath(path)
     try:
         found = zarr.open(path, mode="r")
-    except (FileNotFoundError, KeyError) as error:
-        raise InvalidData(f"there is no Zarr array at {redact(path)}: {redact(str(error))}") from None
+    except Exception as error:  # stores and metadata raise errors of many kinds
+        raise InvalidData(
+            f"there is no readable Zarr array at {redact(path)}: {type(error).__name__}: {redact(str(error))}"
+        ) from None
     if isinstance(found, zarr.Group):
         raise InvalidData(
             f"{redact(path)} is a Zarr group, not an array; name one of its arrays, such as {redact(path)}/NAME "
@@ -153,7 +155,7 @@ class DaskRows(Rows):
     def __init__(self, array: da.Array) -> None:
         self.array = array.rechunk({1: -1}) if array.ndim == 2 else array
         self.shape, self.dtype = array.shape, array.dtype
-        heights = set(self.array.chunks[0][:-1])
+        heights = set(self.array.chunks[0][:-1]) - {0}
         self.unit_rows = heights.pop() if len(heights) == 1 else 1
         row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         self.piece_bytes = max(self.array.chunks[0]) * row_bytes
@@ -288,13 +290,15 @@ class ZarrBlock:
     def _read(self, start: int, stop: int) -> NDArray:
         try:
             piece = np.asarray(self.array[start:stop])
-        except (ValueError, RuntimeError, OSError) as error:
+            if self.refuse_missing:
+                self._check_written(piece, start)
+        except MissingChunks:
+            raise
+        except Exception as error:  # codecs and stores raise errors of many kinds
             raise InvalidData(
                 f"cannot read rows {start}–{stop - 1} of {redact(str(self.array.store_path))}: "
                 f"{type(error).__name__}: {redact(str(error))}. The chunk is damaged or unreachable."
             ) from None
-        if self.refuse_missing:
-            self._check_written(piece, start)
         return piece
 
     def _check_written(self, piece: NDArray, start: int) -> None:

@@ -64,7 +64,7 @@ class Factors:
         if self.whitening is None:
             raise RuntimeError("the landmarks of this run were not factored")
         dtype = np.dtype(parameters["dtype"])
-        self.ridge = ridge_factor(inputs["G"], self.whitening, parameters["shift"], dtype)
+        self.ridge = ridge_factor(inputs["G"], self.whitening, parameters["n_rows"], parameters["ridge"], dtype)
         return {
             "effective_dimension": self.ridge.effective_dimension,
             "score_error": self.ridge.score_error,

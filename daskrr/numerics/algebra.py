@@ -169,7 +169,9 @@ def _not_positive(position: int, pivot: float) -> KernelNotPositive:
     )
 
 
-def ridge_factor(G: NDArray[np.float64], whitening: Whitening, shift: float, tile_dtype: np.dtype) -> RidgeFactor:
+def ridge_factor(
+    G: NDArray[np.float64], whitening: Whitening, n_rows: int, ridge: float, tile_dtype: np.dtype
+) -> RidgeFactor:
     """Factor G + n·λ·I, G given by its lower triangle (r, r), and form what pass 2 applies (Algorithm, step 4).
 
     Raises
@@ -177,15 +179,15 @@ def ridge_factor(G: NDArray[np.float64], whitening: Whitening, shift: float, til
     RidgeTooSmall
         Round-off in G would decide the scores.
     """
+    shift = shift_of(n_rows, ridge)
     G = blas.mirror_lower(G)
     norm = _largest_eigenvalue(G)
     separate = _separate_error(len(G), norm, shift, tile_dtype)
     if separate > MAX_SCORE_ERROR:
         raise RidgeTooSmall(
-            f"the ridge adds {shift:.3g} to a Gram matrix of norm {norm:.3g}, so {tile_dtype} round-off may change "
-            f"scores by a factor of {1 + separate:.3g}. The ridge must be at least "
-            f"{separate / MAX_SCORE_ERROR:.3g} times as large"
-            + (", or use dtype='float64'." if tile_dtype == np.float32 else ".")
+            f"ridge={ridge:.3g} is too small: {tile_dtype} round-off may change scores by {separate:.2g} of their "
+            f"value. The smallest ridge that works is {_rounded_up(ridge * separate / MAX_SCORE_ERROR)}"
+            + (" (float64 tiles allow less)." if tile_dtype == np.float32 else ".")
         )
     M = G.copy()
     M.flat[:: len(M) + 1] += shift
@@ -229,20 +231,28 @@ def _largest_eigenvalue(G: NDArray, iterations: int = 30) -> float:
     return value
 
 
-def check_resolution(error: float, mean_diagonal: float, ridge: float, tile_dtype: np.dtype) -> float:
+def _rounded_up(value: float) -> str:
+    """``value`` with three digits, never less than itself."""
+    step = 10.0 ** (np.floor(np.log10(value)) - 2)
+    return f"{np.ceil(value / step * (1 + 1e-12)) * step:.3g}"
+
+
+def check_resolution(error: float, mean_diagonal: float, ridge: float, rank: int, tile_dtype: np.dtype) -> float:
     """Share of the ridge that round-off in the kernel entries may take; refuse when it is more than half.
 
     Raises
     ------
     RidgeTooSmall
-        With the smallest ridge that this dtype resolves.
+        With a ridge that this dtype resolves.
     """
     noise = 2.0 * error * mean_diagonal
     share = noise / (noise + ridge)
     if share > MAX_RIDGE_SHARE:
+        # The norm of G is at most n times the mean diagonal.
+        works = max(noise, _separate_error(rank, mean_diagonal, MAX_SCORE_ERROR, tile_dtype))
         raise RidgeTooSmall(
             f"ridge={ridge:.3g} is below what {tile_dtype} tiles resolve: entries of this kernel carry an error of "
             f"{error:.2g} of their diagonal, whose mean is {mean_diagonal:.3g}. The smallest ridge that works is "
-            f"{noise:.3g}" + (" (float64 tiles allow less)." if tile_dtype == np.float32 else ".")
+            f"{_rounded_up(works)}" + (" (float64 tiles allow less)." if tile_dtype == np.float32 else ".")
         )
     return share

@@ -165,9 +165,8 @@ def add_gram(B: NDArray, G: NDArray) -> None:
 
 
 def row_norms(B: NDArray) -> NDArray[np.float64]:
-    """Squared Euclidean norms of the rows of B (m, p), summed in float64."""
-    B = B.astype(np.float64, copy=False)
-    return np.einsum("ij,ij->i", B, B)
+    """Squared Euclidean norms of the rows of B (m, p)."""
+    return np.vecdot(B, B).astype(np.float64, copy=False)
 
 
 def mirror_lower(A: NDArray) -> NDArray:

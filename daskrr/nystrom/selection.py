@@ -86,16 +86,14 @@ def _draw_weighted(
     source = source.anew(f"weigh-rows-{run}")
     tasks = (task("weigh-rows", run, b.index, _weigh, source.source(b.start, b.stop), b.start, kernel) for b in blocks)
     with Stage(report, "weigh rows", total=len(blocks), total_rows=source.n_rows) as stage:
-        handles, largest, total = [], [], 0.0
+        handles = []
         for block, handle in zip(blocks, executor.window(tasks), strict=True):
             handles.append(handle)
-            block_max, block_sum = executor.value(executor.apply("weights-range", _range, handle))
-            largest.append(block_max)
-            total += block_sum
             stage.advance(rows=block.n_rows)
-    _check_total(total, kernel is None)
-    scale = draws.binary_scale(max(largest), source.n_rows)
-    sums = [executor.value(executor.apply("weights-sum", _integer_sum, handle, scale)) for handle in handles]
+    ranges = executor.values([executor.apply("weights-range", _range, handle) for handle in handles])
+    _check_total(math.fsum(total for _, total in ranges), kernel is None)
+    scale = draws.binary_scale(max(largest for largest, _ in ranges), source.n_rows)
+    sums = executor.values([executor.apply("weights-sum", _integer_sum, handle, scale) for handle in handles])
     return _locate_rows(executor, blocks, handles, np.array(sums, np.int64), scale, size, generator)
 
 
@@ -139,12 +137,12 @@ def _locate_rows(
 ) -> Landmarks:
     total = int(sums.sum())
     places, offsets = draws.locate(draws.draw_integers(total, size, generator), sums)
-    rows, weights = [], []
-    for place in np.unique(places):
-        inside = executor.apply("locate-rows", _locate_in_block, handles[place], scale, offsets[places == place])
-        positions, found = executor.value(inside)
-        rows.append(positions + blocks[place].start)
-        weights.append(found)
+    hit = np.unique(places)
+    found = executor.values(
+        [executor.apply("locate-rows", _locate_in_block, handles[i], scale, offsets[places == i]) for i in hit]
+    )
+    rows = [positions + blocks[i].start for i, (positions, _) in zip(hit, found, strict=True)]
+    weights = [integers for _, integers in found]
     return draws.merge(np.concatenate(rows), np.concatenate(weights) / total)
 
 

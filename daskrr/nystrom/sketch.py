@@ -4,6 +4,7 @@ A :class:`NystromSketch` is all that is left of the data after pass 1. Its facto
 scheduler, as a rule); what it holds itself is small. The functions here are the tasks of both passes.
 """
 
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -22,6 +23,7 @@ from daskrr.kernels import Kernel
 from daskrr.numerics import blas
 from daskrr.numerics.algebra import kernel_error
 from daskrr.numerics.tiles import (
+    Columns,
     GramPart,
     Kept,
     Scorer,
@@ -49,9 +51,17 @@ def landmark_inputs(
     return {"W": W, "X": X, "error": kernel_error(tile, W, dtype), "penalty": penalty}
 
 
+def _columns(landmarks: NDArray[np.float64], kernel: Kernel, dtype: np.dtype) -> Columns:
+    return kernel.columns(landmarks, dtype) if len(landmarks) else _no_columns
+
+
+def _no_columns(X: NDArray, out: NDArray) -> None:
+    """The kernel columns of no landmark at all, which is what is left when the kernel vanishes on all of them."""
+
+
 def _whitener(payload: dict[str, Any], kernel: Kernel, dtype: np.dtype) -> Whitener:
     return Whitener(
-        columns=kernel.columns(payload["landmarks"], dtype),
+        columns=_columns(payload["landmarks"], kernel, dtype),
         diagonal=kernel.diagonal,
         inverse=payload["factors"][0].astype(dtype, copy=False),
         residual_error=2.0 * payload["n_landmarks"] * payload["kernel_error"],
@@ -60,7 +70,7 @@ def _whitener(payload: dict[str, Any], kernel: Kernel, dtype: np.dtype) -> White
 
 def _scorer(payload: dict[str, Any], kernel: Kernel, dtype: np.dtype, shift: float) -> Scorer:
     return Scorer(
-        columns=kernel.columns(payload["landmarks"], dtype),
+        columns=_columns(payload["landmarks"], kernel, dtype),
         diagonal=kernel.diagonal,
         factors=tuple(factor.astype(dtype, copy=False) for factor in payload["factors"]),
         shift=shift,
@@ -148,10 +158,11 @@ class NystromSketch:
             raise InvalidData(f"X_new has {rows.shape[1]} features; the sketch was fitted to {self.n_features}.")
         blocks = split(rows.n_rows, block_rows(max(self.rank, 1), rows.unit_rows))
         payload = self.algebra.payload("new rows")
-        name = f"score-new-rows-{da.core.tokenize(self.run, id(rows), rows.shape)}"
+        reading = uuid.uuid4().hex
+        rows = rows.anew(f"new-rows-{reading}")
         tasks = [
             task(
-                name, "", b.index, new_rows_task, payload, self.kernel, self.dtype, self.shift,
+                "score-new-rows", reading, b.index, new_rows_task, payload, self.kernel, self.dtype, self.shift,
                 rows.source(b.start, b.stop), b.start,
             )
             for b in blocks
