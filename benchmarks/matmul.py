@@ -1,4 +1,4 @@
-"""Speed of large matrix multiplies in several processes at once; a process of its own imports little more than NumPy."""
+"""Speed of large matrix multiplies in several processes at once, each of which imports little more than NumPy."""
 
 import os
 import subprocess

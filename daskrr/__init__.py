@@ -9,7 +9,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "LeverageResult": "daskrr.leverage",
+    "LeverageResult": "daskrr.result",
     "leverage_scores": "daskrr.leverage",
     "plan": "daskrr.leverage",
     "NystromSketch": "daskrr.nystrom.sketch",

@@ -7,37 +7,31 @@ everything up to the Gram matrix; scores are computed when they are asked for.
 import math
 import time
 import uuid
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import partial
 from typing import Any
 
 import dask
-import dask.array as da
 import distributed
 import numpy as np
 import scipy
 import zarr
-from dask.delayed import Delayed
 from numpy.typing import DTypeLike, NDArray
 
 from daskrr import __version__
-from daskrr.engine.passes import Block, Executor, as_array, executor, split, task
+from daskrr.engine.passes import Block, Executor, executor, split
 from daskrr.engine.plan import Plan, check_fits, make_plan
 from daskrr.engine.progress import Reporter, Stage, reporter
 from daskrr.engine.rows import Rows, open_rows
 from daskrr.engine.scheduler import algebra
-from daskrr.engine.storage import OutputStore, write_block
-from daskrr.errors import CheckFailed, InvalidParameter, check_count
+from daskrr.errors import InvalidParameter, check_count
 from daskrr.kernels import Kernel, as_kernel
 from daskrr.numerics.algebra import check_resolution, shift_of
 from daskrr.numerics.tiles import GramPart, Kept
 from daskrr.nystrom.sampling import Landmarks, check_seed
 from daskrr.nystrom.selection import check_sampling, draw_landmarks, fetch_rows, resolve_kernel
-from daskrr.nystrom.sketch import NystromSketch, html_table, landmark_inputs
-
-# Least relative difference between the sum of the scores and the effective dimension that is reported as a failure.
-SUM_TOLERANCE = {"float64": 1e-9, "float32": 1e-3}
+from daskrr.nystrom.sketch import NystromSketch, landmark_inputs
+from daskrr.result import LeverageResult
 
 
 def leverage_scores(
@@ -53,7 +47,7 @@ def leverage_scores(
     missing_chunks: str = "refuse",
     block_rows: int | None = None,
     progress: Reporter | bool | None = None,
-) -> "LeverageResult":
+) -> LeverageResult:
     """Nyström approximation of the λ-ridge leverage scores of the rows of X (El Alaoui & Mahoney, Section 3.5).
 
     Draws the landmarks and runs pass 1 on the current Dask client, or in this process where there is none. Pass 2
@@ -106,7 +100,8 @@ def leverage_scores(
     )
     check_fits(job.plan, job.executor)
     job.executor.check(job.rows)
-    return _run_pass_1(job, reporter(progress))
+    with reporter(progress) as report:
+        return _run_pass_1(job, report)
 
 
 def plan(
@@ -225,7 +220,7 @@ def _check_landmarks(n_landmarks: Any, scheme: str | NDArray[np.int64] | Rows) -
     return check_count("n_landmarks", n_landmarks)
 
 
-def _run_pass_1(job: _Job, report: Reporter) -> "LeverageResult":
+def _run_pass_1(job: _Job, report: Reporter) -> LeverageResult:
     kernel = resolve_kernel(job.executor, job.run, job.rows, job.blocks, job.kernel, job.seed, report)
     landmarks = draw_landmarks(
         job.executor, job.run, job.rows, job.blocks, kernel, job.sampling, job.n_landmarks, job.seed, report
@@ -253,7 +248,7 @@ def _whiten(job: _Job, kernel: Kernel, landmarks: Landmarks, report: Reporter) -
     if job.sketch_ridge is not None:
         penalty = landmarks.penalty(job.rows.n_rows, job.sketch_ridge)
     X = fetch_rows(job.executor, job.run, job.rows, job.blocks, landmarks.indices, "sample-rows", report)
-    inputs = job.executor.apply("landmark-kernel", landmark_inputs, X, kernel, job.dtype, penalty)
+    inputs = job.executor.apply("landmark-kernel", partial(landmark_inputs, kernel, job.dtype, penalty), X)
     place = algebra(job.executor, job.plan.scheduler_bytes)
     whitened = place.perform("whiten", inputs, {"dtype": str(job.dtype)})
     if kernel.constant_diagonal:
@@ -335,228 +330,3 @@ def _summary(
 def _versions() -> dict[str, str]:
     modules = {"numpy": np, "scipy": scipy, "dask": dask, "distributed": distributed, "zarr": zarr}
     return {"daskrr": __version__} | {name: module.__version__ for name, module in modules.items()}
-
-
-@dataclass(frozen=True)
-class TopRows:
-    """The highest rows of a result, highest first."""
-
-    rows: NDArray[np.int64]
-    scores: NDArray[np.float64]
-    estimate: NDArray[np.float64]
-    residual: NDArray[np.float64]
-    by: str
-
-    @property
-    def values(self) -> NDArray[np.float64]:
-        """What the rows are ranked by."""
-        return getattr(self, self.by)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __str__(self) -> str:
-        head = f"{'row':>12}  {'score':>10}  {'estimate':>10}  {'residual':>10}"
-        lines = [
-            f"{row:>12}  {score:>10.6f}  {estimate:>10.6f}  {residual:>10.3e}"
-            for row, score, estimate, residual in zip(self.rows, self.scores, self.estimate, self.residual, strict=True)
-        ]
-        return "\n".join([head, *lines])
-
-
-def check_top(k: Any, by: Any) -> None:
-    """Raise :class:`InvalidParameter` unless k rows can be ranked by ``by``."""
-    check_count("k", k)
-    if by not in ("estimate", "scores"):
-        raise InvalidParameter(f"by must be 'estimate' or 'scores', got {by!r}")
-
-
-def merge_top(parts: Sequence[TopRows], k: int) -> TopRows:
-    """The k highest of several lists; equal values in row order."""
-    by = parts[0].by
-    joined = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in ("rows", "scores", "estimate", "residual")
-    }
-    order = np.lexsort((joined["rows"], -joined[by]))[:k]
-    return TopRows(**{name: values[order] for name, values in joined.items()}, by=by)
-
-
-def _top_of_block(values: NDArray, kept: Kept, start: int, k: int, by: str) -> TopRows:
-    rows = np.arange(start, start + len(values))
-    return merge_top([TopRows(rows, values[:, 0], values[:, 1], kept.residual, by)], k)
-
-
-class LeverageResult:
-    """Scores of every row, lazily; made by :func:`leverage_scores`.
-
-    Attributes
-    ----------
-    sketch
-        The fitted small object, which scores new rows too.
-    effective_dimension
-        tr(G (G + n·λ·I)⁻¹): what the scores must sum to.
-    rank
-        Number of landmarks that are linearly independent at working precision.
-    plan
-        What the run was expected to cost.
-    summary
-        Every parameter, version and figure, ready for JSON.
-    """
-
-    def __init__(
-        self,
-        rows: Rows,
-        blocks: list[Block],
-        sketch: NystromSketch,
-        kept: list[Any],
-        executor: Executor,
-        plan: Plan,
-        summary: dict[str, Any],
-    ) -> None:
-        self.sketch, self.plan, self.summary = sketch, plan, summary
-        self.effective_dimension: float = summary["effective_dimension"]
-        self.rank: int = summary["rank"]
-        self._rows, self._blocks, self._kept, self._executor = rows, blocks, kept, executor
-
-    @property
-    def scores(self) -> da.Array:
-        """Lazy (n,): the paper's approximate scores l̃, never above the exact ones beyond round-off."""
-        return self._pass_2[:, 0]
-
-    @property
-    def estimate(self) -> da.Array:
-        """Lazy (n,): scores corrected by each row's own residual, which sees outliers that no landmark is near."""
-        return self._pass_2[:, 1]
-
-    @cached_property
-    def residual(self) -> da.Array:
-        """Lazy (n,): k_ii − L_ii, the part of each row that the landmarks do not explain; kept from pass 1."""
-        tasks = [
-            task("residual", self.sketch.run, block.index, _residual_column, kept)
-            for block, kept in zip(self._blocks, self._kept, strict=True)
-        ]
-        return as_array(tasks, self._blocks, 1)[:, 0]
-
-    @cached_property
-    def _pass_2(self) -> da.Array:
-        return as_array(list(self._score_tasks("lazy")), self._blocks, 2)
-
-    def _score_tasks(self, use: str) -> Iterator[Delayed]:
-        return self.sketch.score_tasks(self._rows, self._blocks, self._kept, use)
-
-    def top(self, k: int = 10, by: str = "estimate") -> TopRows:
-        """The k highest rows by ``"estimate"`` or ``"scores"``, reduced on the workers.
-
-        Raises
-        ------
-        InvalidParameter
-            k below 1, or ranked by something else.
-        """
-        check_top(k, by)
-        tasks = (
-            task(
-                "top-rows",
-                f"{self.sketch.run}-{k}-{by}",
-                block.index,
-                _top_of_block,
-                scored,
-                kept,
-                block.start,
-                k,
-                by,
-            )
-            for block, scored, kept in zip(self._blocks, self._score_tasks("top"), self._kept, strict=True)
-        )
-        return merge_top(self._executor.values(list(self._executor.window(tasks))), k)
-
-    def store(self, path: Any, *, overwrite: bool = False, progress: Reporter | bool | None = None) -> dict[str, Any]:
-        """Run pass 2 and write ``scores``, ``estimate`` and ``residual`` to a new Zarr group; return its summary.
-
-        Workers write whole chunks. The sum of the scores is checked against the effective dimension before the
-        result is put in its place; until then nothing is visible at ``path``.
-
-        Raises
-        ------
-        OutputExists
-            Something is at ``path`` and may not be replaced.
-        CheckFailed, SourceChanged
-            The scores do not add up, or the input changed since pass 1; nothing is published.
-        """
-        with OutputStore(path, overwrite) as output:
-            output.create(("scores", "estimate", "residual"), self._rows.n_rows, self.plan.block_rows)
-            began = time.perf_counter()
-            total, top = self._write(output, reporter(progress))
-            self._check_sum(total)
-            summary = self.summary | {
-                "sum_of_scores": total,
-                "top": [{"row": int(row), "score": score, "estimate": estimate, "residual": residual}
-                        for row, score, estimate, residual in zip(
-                            top.rows, top.scores.tolist(), top.estimate.tolist(), top.residual.tolist(), strict=True)],
-                "seconds": self.summary["seconds"] | {"pass 2": time.perf_counter() - began},
-            }  # fmt: skip
-            output.commit(summary)
-        return summary | {"output": output.target}
-
-    def _write(self, output: OutputStore, report: Reporter) -> tuple[float, TopRows]:
-        tasks = (
-            task(
-                "write-scores",
-                self.sketch.run,
-                block.index,
-                _write_scores,
-                scored,
-                kept,
-                output.path,
-                block.start,
-            )
-            for block, scored, kept in zip(self._blocks, self._score_tasks("store"), self._kept, strict=True)
-        )
-        receipts: list[Any] = []
-        with Stage(report, "pass 2: scores", total=len(self._blocks), total_rows=self._rows.n_rows) as stage:
-            for block, handle in zip(self._blocks, self._executor.window(tasks), strict=True):
-                receipts.append(handle)
-                stage.advance(rows=block.n_rows)
-        sums, tops = zip(*self._executor.values(receipts), strict=True)
-        return math.fsum(sums), merge_top(tops, 10)
-
-    def _check_sum(self, total: float) -> None:
-        allowed = max(10.0 * self.summary["score_error"], SUM_TOLERANCE[str(self.sketch.dtype)])
-        difference = abs(total - self.effective_dimension)
-        if not difference <= allowed * max(self.effective_dimension, np.finfo(float).tiny):
-            raise CheckFailed(
-                f"the scores sum to {total:.12g}, but pass 1 found an effective dimension of "
-                f"{self.effective_dimension:.12g} (allowed relative difference {allowed:.1g}). The input changed "
-                "between the passes, or rows were lost. Nothing was published."
-            )
-
-    def _facts(self) -> dict[str, str]:
-        parameters = self.summary["parameters"]
-        return {
-            "rows": f"{self.summary['n_rows']:,} × {self.summary['n_features']} features, {parameters['input']}",
-            "kernel": repr(self.sketch.kernel),
-            "ridge λ": f"{parameters['ridge']:g}",
-            "landmarks": f"{parameters['n_landmarks']:,} draws ({parameters['sampling']}), "
-            f"{self.summary['distinct_landmarks']:,} distinct, rank {self.rank:,}",
-            "effective dimension": f"{self.effective_dimension:.6g}",
-            "seed": str(parameters["random_state"]),
-            "p × p algebra": self.summary["algebra"]["place"],
-        }
-
-    def __repr__(self) -> str:
-        return "LeverageResult\n" + "\n".join(f"{name:>20}: {text}" for name, text in self._facts().items())
-
-    def _repr_html_(self) -> str:
-        return html_table("LeverageResult", self._facts())
-
-
-def _residual_column(kept: Kept) -> NDArray[np.float64]:
-    return kept.residual[:, None]
-
-
-def _write_scores(values: NDArray[np.float64], kept: Kept, path: str, start: int) -> tuple[float, TopRows]:
-    """Write one block of results; what comes back is a receipt: the block's sum and its highest rows."""
-    if not (np.isfinite(values).all() and (values >= 0).all() and (values <= 1).all()):
-        raise CheckFailed(f"a score in the block of rows from {start} is not within [0, 1]. Nothing was published.")
-    write_block(path, {"scores": values[:, 0], "estimate": values[:, 1], "residual": kept.residual}, start)
-    return math.fsum(values[:, 0]), _top_of_block(values, kept, start, 10, "estimate")

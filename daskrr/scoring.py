@@ -8,7 +8,8 @@ import numpy as np
 from daskrr.engine.progress import Reporter
 from daskrr.engine.storage import OutputStore, open_result
 from daskrr.kernels import Kernel
-from daskrr.leverage import TopRows, check_top, leverage_scores, merge_top
+from daskrr.leverage import leverage_scores
+from daskrr.result import TopRows, check_top, merge_top
 
 
 def score_to_zarr(

@@ -271,8 +271,8 @@ def test_columns__are_right_at_every_distance_from_landmarks_of_every_norm(kerne
 def test_columns__need_no_differences_on_ordinary_rows(kernel, offset, dtype, monkeypatch):
     X, Z = panel(13, 50, 20, 8, offset, 1.0)
     expected = kernel(X, Z)
-    monkeypatch.setattr("daskrr.kernels.cdist", None)
-    monkeypatch.setattr("daskrr.kernels._DifferenceColumns.mend", None)
+    monkeypatch.setattr("daskrr.kernels.radial.cdist", None)
+    monkeypatch.setattr("daskrr.kernels.radial._Differences.mend", None)
     np.testing.assert_allclose(evaluate(kernel, X, Z, dtype), expected, rtol=0, atol=100 * unit(dtype))
 
 

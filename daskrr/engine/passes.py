@@ -22,8 +22,10 @@ import dask.array as da
 import distributed
 import numpy as np
 from dask.delayed import Delayed, delayed
+from dask.highlevelgraph import HighLevelGraph
 
 from daskrr import __version__
+from daskrr.engine.opaque import call_sealed, seal
 from daskrr.engine.rows import Rows, check_reachable, is_process_bound
 from daskrr.errors import DaskrrError, SourceUnreachable, check_count
 
@@ -68,7 +70,8 @@ def split(n_rows: int, height: int) -> list[Block]:
 
 def task(name: str, run: str, index: int, function: Callable, *arguments: Any) -> Delayed:
     """A task that the dashboard shows as ``name``; its key is unique to the run."""
-    return delayed(function, pure=False, traverse=False)(*arguments, dask_key_name=f"{name}-{run}-{index}")
+    key = f"{name}-{run}-{index}"
+    return delayed(call_sealed, pure=False, traverse=False)(seal(function), *arguments, dask_key_name=key)
 
 
 def constant(value: Any, name: str) -> Delayed:
@@ -76,13 +79,12 @@ def constant(value: Any, name: str) -> Delayed:
     return delayed(value, name=name, traverse=False)
 
 
-def as_array(tasks: Sequence[Delayed], blocks: Sequence[Block], n_columns: int) -> da.Array:
-    """The lazy array (n_rows, n_columns) whose row blocks are the results of ``tasks``."""
-    parts = [
-        da.from_delayed(one, shape=(block.n_rows, n_columns), dtype=np.float64)
-        for one, block in zip(tasks, blocks, strict=True)
-    ]
-    return da.concatenate(parts)
+def as_array(name: str, tasks: Sequence[Any], blocks: Sequence[Block], n_columns: int) -> da.Array:
+    """The lazy array (n_rows, n_columns) called ``name`` whose row blocks are the results of ``tasks``."""
+    layer: dict[Any, Any] = {(name, index, 0): one.key for index, one in enumerate(tasks)}
+    graph = HighLevelGraph.from_collections(name, layer, dependencies=tasks)
+    chunks = (tuple(block.n_rows for block in blocks), (n_columns,))
+    return da.Array(graph, name, chunks, dtype=np.float64)
 
 
 class Executor(Protocol):
@@ -183,7 +185,7 @@ class ClusterExecutor:
     def apply(self, name: str, function: Callable, *handles: Any) -> Any:
         """Submit the function to where its arguments are."""
         key = f"{name}-{self.run}-{next(self._counter)}"
-        return self.client.submit(function, *handles, key=key, pure=False)
+        return self.client.submit(call_sealed, seal(function), *handles, key=key, pure=False)
 
     def value(self, handle: Any) -> Any:
         """Gather one small result."""
@@ -213,8 +215,7 @@ class ClusterExecutor:
                 f"{rows.origin} is a Zarr store in the memory of this process; the workers are other processes and "
                 "cannot read it. Write it to a path or URL that they can reach."
             )
-        answers = self.client.run(_worker_report, _reference(rows), on_error="return")
-        for address, answer in answers.items():
+        for address, answer in self.client.run(_worker_report, _reference(rows), on_error="return").items():
             _check_worker(address, answer)
 
 
@@ -223,19 +224,24 @@ def _reference(rows: Rows) -> Rows | None:
     return None if rows.origin.startswith(("NumPy", "Dask")) else rows
 
 
-def _worker_report(rows: Rows | None) -> str:
-    if rows is not None:
-        check_reachable(rows)
-    return __version__
+def _worker_report(rows: Rows | None) -> tuple[str, str]:
+    """The version of daskrr on this worker, and why it cannot read ``rows``, if so."""
+    try:
+        if rows is not None:
+            check_reachable(rows)
+    except SourceUnreachable as error:
+        return __version__, str(error)
+    return __version__, ""
 
 
 def _check_worker(address: str, answer: Any) -> None:
-    if isinstance(answer, ModuleNotFoundError):
-        raise SourceUnreachable(f"worker {address} lacks a module: {answer}. Install daskrr {__version__} there.")
     if isinstance(answer, Exception):
-        raise SourceUnreachable(f"worker {address}: {answer}")
-    if answer != __version__:
-        raise SourceUnreachable(f"worker {address} runs daskrr {answer}, this process {__version__}. Align them.")
+        raise SourceUnreachable(f"worker {address} cannot run daskrr: {answer}. Install daskrr {__version__} there.")
+    version, problem = answer
+    if version != __version__:
+        raise SourceUnreachable(f"worker {address} runs daskrr {version}, this process {__version__}. Align them.")
+    if problem:
+        raise SourceUnreachable(f"worker {address}: {problem}")
 
 
 def _raise_failure(future: distributed.Future) -> None:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore
 
+from daskrr.engine.opaque import seal, unseal
 from daskrr.errors import InvalidData, InvalidParameter, MissingChunks, SourceUnreachable
 
 # A decoded piece is one chunk, or as many small ones as fit in this.
@@ -203,9 +204,9 @@ class ZarrRows(Rows):
         if refuse_missing:
             _refuse_missing_chunks(self.array, self.origin)
 
-    def source(self, start: int, stop: int) -> "ZarrBlock":
-        """The array's address and the rows."""
-        return ZarrBlock(self.array, start, stop, self.unit_rows, self.refuse_missing)
+    def source(self, start: int, stop: int) -> bytes:
+        """The array's address and the rows, sealed."""
+        return seal(ZarrBlock(self.array, start, stop, self.unit_rows, self.refuse_missing))
 
 
 def _absolute(array: zarr.Array) -> zarr.Array:
@@ -344,7 +345,7 @@ def _with_other_fill(array: zarr.Array) -> zarr.Array:
 
 def pieces(source: Any) -> Iterable[NDArray]:
     """The rows of a block's source, on the worker, as arrays in row order."""
-    return source if isinstance(source, ZarrBlock) else (np.asarray(source),)
+    return unseal(source) if isinstance(source, bytes) else (np.asarray(source),)
 
 
 def is_process_bound(rows: Rows) -> bool:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import dask.array as da
@@ -84,7 +85,10 @@ def _draw_weighted(
 ) -> Landmarks:
     """Draw by weights: one light pass for the weights, which stay on the workers, then sums and draws."""
     source = source.anew(f"weigh-rows-{run}")
-    tasks = (task("weigh-rows", run, b.index, _weigh, source.source(b.start, b.stop), b.start, kernel) for b in blocks)
+    tasks = (
+        task("weigh-rows", run, b.index, partial(_weigh, kernel), source.source(b.start, b.stop), b.start)
+        for b in blocks
+    )
     with Stage(report, "weigh rows", total=len(blocks), total_rows=source.n_rows) as stage:
         handles = []
         for block, handle in zip(blocks, executor.window(tasks), strict=True):
@@ -104,7 +108,7 @@ def _check_total(total: float, is_probability: bool) -> None:
         raise InvalidData("the kernel is zero on every row: there is nothing to sample, and every score is 0.")
 
 
-def _weigh(source: Any, start: int, kernel: Kernel | None) -> NDArray[np.float64]:
+def _weigh(kernel: Kernel | None, source: Any, start: int) -> NDArray[np.float64]:
     """Sampling weights of one block: the kernel's diagonal, or the given probabilities."""
     found: list[NDArray[np.float64]] = []
     first = start

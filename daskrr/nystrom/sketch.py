@@ -7,6 +7,7 @@ scheduler, as a rule); what it holds itself is small. The functions here are the
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -38,7 +39,7 @@ from daskrr.nystrom.sampling import Landmarks
 
 @blas.one_thread()
 def landmark_inputs(
-    X: NDArray[np.float64], kernel: Kernel, dtype: np.dtype, penalty: NDArray[np.float64] | None
+    kernel: Kernel, dtype: np.dtype, penalty: NDArray[np.float64] | None, X: NDArray[np.float64]
 ) -> dict[str, Any]:
     """W of the landmarks X (p, d), by differences and with an exact diagonal, and the tile kernel's error on it."""
     W = kernel(X, X)
@@ -78,26 +79,20 @@ def _scorer(payload: dict[str, Any], kernel: Kernel, dtype: np.dtype, shift: flo
     )
 
 
-def gram_task(payload: dict[str, Any], kernel: Kernel, dtype: np.dtype, source: Any, start: int) -> GramPart:
+def gram_task(kernel: Kernel, dtype: np.dtype, payload: dict[str, Any], source: Any, start: int) -> GramPart:
     """Pass 1 on one block."""
     return gram_block(_whitener(payload, kernel, dtype), pieces(source), start)
 
 
 def score_task(
-    payload: dict[str, Any],
-    kernel: Kernel,
-    dtype: np.dtype,
-    shift: float,
-    source: Any,
-    start: int,
-    kept: Kept,
+    kernel: Kernel, dtype: np.dtype, shift: float, payload: dict[str, Any], source: Any, start: int, kept: Kept
 ) -> NDArray[np.float64]:
     """Pass 2 on one block: scores and estimate, (m, 2)."""
     return score_block(_scorer(payload, kernel, dtype, shift), pieces(source), start, kept)
 
 
 def new_rows_task(
-    payload: dict[str, Any], kernel: Kernel, dtype: np.dtype, shift: float, source: Any, start: int
+    kernel: Kernel, dtype: np.dtype, shift: float, payload: dict[str, Any], source: Any, start: int
 ) -> NDArray[np.float64]:
     """Scores, estimate and residual (m, 3) of rows that pass 1 has not seen."""
     whitener, scorer = _whitener(payload, kernel, dtype), _scorer(payload, kernel, dtype, shift)
@@ -158,34 +153,33 @@ class NystromSketch:
             raise InvalidData(f"X_new has {rows.shape[1]} features; the sketch was fitted to {self.n_features}.")
         blocks = split(rows.n_rows, block_rows(max(self.rank, 1), rows.unit_rows))
         payload = self.algebra.payload("new rows")
+        work = partial(new_rows_task, self.kernel, self.dtype, self.shift)
         reading = uuid.uuid4().hex
         rows = rows.anew(f"new-rows-{reading}")
         tasks = [
             task(
-                "score-new-rows", reading, b.index, new_rows_task, payload, self.kernel, self.dtype, self.shift,
-                rows.source(b.start, b.stop), b.start,
+                "score-new-rows", reading, b.index, work, payload, rows.source(b.start, b.stop), b.start,
             )
             for b in blocks
         ]  # fmt: skip
-        return as_array(tasks, blocks, 3)
+        return as_array(f"new-rows-{reading}", tasks, blocks, 3)
 
     def gram_tasks(self, rows: Rows, blocks: Sequence[Block]) -> Iterator[Delayed]:
         """The tasks of pass 1."""
         payload = self.algebra.payload("whitener")
+        work = partial(gram_task, self.kernel, self.dtype)
         rows = rows.anew(f"gram-{self.run}")
         for b in blocks:
-            source = rows.source(b.start, b.stop)
-            yield task("gram", self.run, b.index, gram_task, payload, self.kernel, self.dtype, source, b.start)
+            yield task("gram", self.run, b.index, work, payload, rows.source(b.start, b.stop), b.start)
 
     def score_tasks(self, rows: Rows, blocks: Sequence[Block], kept: Sequence[Any], use: str) -> Iterator[Delayed]:
         """The tasks of pass 2 for one use; ``kept`` are the handles of what pass 1 kept of each block."""
         payload = self.algebra.payload("scorer")
+        work = partial(score_task, self.kernel, self.dtype, self.shift)
         rows = rows.anew(f"{use}-{self.run}")
         for b, kept_block in zip(blocks, kept, strict=True):
-            yield task(
-                "score-rows", f"{self.run}-{use}", b.index, score_task, payload, self.kernel, self.dtype, self.shift,
-                rows.source(b.start, b.stop), b.start, kept_block,
-            )  # fmt: skip
+            source = rows.source(b.start, b.stop)
+            yield task("score-rows", f"{self.run}-{use}", b.index, work, payload, source, b.start, kept_block)
 
     def __repr__(self) -> str:
         return (

@@ -1,0 +1,243 @@
+"""Kernels of the Euclidean distance, whose columns take one matrix product.
+
+The distance of a near pair drowns in the rounding of |x|² + |z|² - 2 x·z when the rows are long. Where this
+shows in the value of the kernel, the pair is evaluated again from the difference of its rows.
+"""
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy.spatial.distance import cdist
+
+from daskrr.errors import InvalidParameter
+from daskrr.kernels.base import Columns
+from daskrr.kernels.common import Array, as_float64, checked_number, exponentiate, set_fields, squared_norms
+from daskrr.kernels.distance import DistanceKernel
+
+# Values may be wrong by this many unit roundoffs before a pair is evaluated again from its differences.
+_TOLERANCE = 64.0
+# From this share of a row on, evaluating the whole row again is cheaper than gathering its pairs.
+_DENSE = 0.1
+# Scratch elements for pairs evaluated again: 2 MiB, so that they stay in cache next to the tile.
+_SCRATCH = 1 << 18
+
+
+class _RadialKernel(DistanceKernel):
+    """A function of eta = gain |x - z|²/l²."""
+
+    _gain: ClassVar[float]
+    # Below this ratio of the error of eta to the tolerance, no distance is too short for a matrix product.
+    _harmless: ClassVar[float]
+
+    @abstractmethod
+    def _profile(self, out: Array) -> None:
+        """Turn -eta into kernel values in place."""
+
+    @abstractmethod
+    def _cutoff(self, ratio: Array) -> Array:
+        """Bound eta beyond which an error of ``ratio`` tolerances in eta is within tolerance in value.
+
+        It solves ratio |dk/d eta| <= 1 from above; ratios are larger than `_harmless`.
+        """
+
+    def _matrix(self, X: Array, Z: Array) -> Array:
+        out = np.empty((len(X), len(Z)))
+        _Differences(self, Z).fill(X, out)
+        return out
+
+    def _columns(self, Z: Array, dtype: np.dtype[Any]) -> Columns:
+        # Rows of few features have many near pairs; differences of all pairs cost less than mending those.
+        few = Z.shape[1] <= 4
+        return Columns(_Differences(self, Z).fill if few else _MatrixProduct(self, Z, dtype).fill)
+
+
+class _Differences:
+    """Columns from the differences of rows."""
+
+    def __init__(self, kernel: _RadialKernel, Z: Array) -> None:
+        self._kernel = kernel
+        # Powers of two scale without rounding, so that differences lose nothing; what remains of the
+        # length scales weighs the squares.
+        mantissas, self._exponents = np.frexp(kernel._scales(Z.shape[1]))
+        self._weights = kernel._gain / np.square(mantissas)
+        self._landmarks = self._scaled(Z)
+
+    def fill(self, X: Array, out: Array) -> None:
+        self.exponents(X, out)
+        self._kernel._profile(out)
+
+    def exponents(self, X: Array, out: Array) -> None:
+        """Compute -eta of all pairs."""
+        squares = cdist(self._scaled(X), self._landmarks, "sqeuclidean", w=self._weights)
+        np.negative(squares, out=out, casting="same_kind")
+
+    def mend(self, X: Array, i: Array, j: Array, out: Array) -> None:
+        """Compute -eta of single pairs."""
+        rows = self._scaled(X)
+        step = max(1, _SCRATCH // max(1, X.shape[1]))
+        for start in range(0, i.size, step):
+            a, b = i[start : start + step], j[start : start + step]
+            differences = rows[a] - self._landmarks[b]
+            out[a, b] = -np.matmul(np.square(differences, out=differences), self._weights)
+
+    def _scaled(self, X: Array) -> Array:
+        return np.ldexp(as_float64(X), -self._exponents)
+
+
+class _MatrixProduct:
+    """Columns from a matrix product, mended where that is not accurate enough."""
+
+    def __init__(self, kernel: _RadialKernel, Z: Array, dtype: np.dtype[Any]) -> None:
+        n_landmarks, n_features = Z.shape
+        self._kernel = kernel
+        self._differences = _Differences(kernel, Z)
+        # Dividing before the sum, since the sum of huge rows would overflow.
+        self._centre = np.sum(Z / n_landmarks, axis=0)
+        self._scales = kernel._scales(n_features) / math.sqrt(2 * kernel._gain)
+        lifted, squares = self._lift(Z, np.empty((0, 0), dtype))
+        lifted[:, -2:] = lifted[:, [-1, -2]]
+        self._landmarks = np.ascontiguousarray(lifted.T)
+        self._largest = float(np.max(squares))
+        # Error of the squared distance in units of u (|x|² + |z|²): rounding of the rows and of their
+        # norms, and the random walk of the rounding errors along the sum over features.
+        self._growth = 4.0 + 0.5 * math.sqrt(n_features)
+
+    def fill(self, X: Array, out: Array) -> None:
+        lifted, squares = self._lift(X, out)
+        np.matmul(lifted, self._landmarks, out=out)
+        self._mend(X, squares, out)
+        self._kernel._profile(out)
+
+    def _lift(self, X: Array, like: Array) -> tuple[Array, Array]:
+        """Centre and scale rows, and append the two features that complete the square.
+
+        With landmarks [z, 1, -|z|²/2], rows [x, -|x|²/2, 1] have inner products -|x - z|²/2.
+        """
+        n_rows, n_features = X.shape
+        lifted = np.empty_like(like, shape=(n_rows, n_features + 2))
+        rows = lifted[:, :n_features]
+        # In float64 until the centre is gone: a common offset must not cost float32 its digits.
+        np.divide(np.subtract(X, self._centre), self._scales, out=rows, casting="same_kind")
+        squares = squared_norms(rows)
+        np.multiply(squares, -0.5, out=lifted[:, n_features], casting="same_kind")
+        lifted[:, n_features + 1] = 1.0
+        return lifted, squares
+
+    def _mend(self, X: Array, squares: Array, out: Array) -> None:
+        """Evaluate pairs again, from differences, whose values the matrix product leaves wrong."""
+        ratio = (squares + self._largest) * (self._growth / (2 * _TOLERANCE))
+        if not np.any(~(ratio <= self._kernel._harmless)):
+            return
+        bound = self._bounds(ratio, out.dtype)
+        # Not-less instead of greater, so that rows which overflowed to NaN are caught as well.
+        rows = np.flatnonzero(~(np.max(out, axis=1) < -bound))
+        if rows.size == 0:
+            return
+        i, j = np.nonzero(~(out[rows] < -bound[rows, None]))
+        if i.size > _DENSE * rows.size * out.shape[1]:
+            tile = np.empty_like(out, shape=(rows.size, out.shape[1]))
+            self._differences.exponents(X[rows], tile)
+            out[rows] = tile
+        else:
+            self._differences.mend(X, rows[i], j, out)
+
+    def _bounds(self, ratio: Array, dtype: np.dtype[Any]) -> Array:
+        harmless = self._kernel._harmless
+        error = ratio * (_TOLERANCE * np.finfo(dtype).eps / 2)
+        # The computed distance may itself be off by the error.
+        bound = self._kernel._cutoff(np.maximum(ratio, harmless)) + error
+        bound[ratio <= harmless] = -np.inf
+        return bound
+
+
+@dataclass(frozen=True)
+class Gaussian(_RadialKernel):
+    """The Gaussian exp(-|x - z|² / (2 l²)).
+
+    Parameters
+    ----------
+    length_scale
+        The scale l: a positive number, one per feature, or ``"median"``.
+
+    Examples
+    --------
+    >>> Gaussian(1.0)([[0.0]], [[0.0], [1.0]]).round(4)
+    array([[1.    , 0.6065]])
+    """
+
+    name: ClassVar[str] = "gaussian"
+    _gain: ClassVar[float] = 0.5
+    _harmless: ClassVar[float] = 1.0
+
+    def _profile(self, out: Array) -> None:
+        # Round-off above zero is rare, and looking for it costs a third of clipping.
+        if np.max(out, initial=0.0) > 0.0:
+            np.minimum(out, 0.0, out=out)
+        exponentiate(out)
+
+    def _cutoff(self, ratio: Array) -> Array:
+        return np.log(ratio)
+
+
+@dataclass(frozen=True)
+class Matern(_RadialKernel):
+    """The Matérn kernel of smoothness 1/2, 3/2 or 5/2.
+
+    With a = sqrt(2 nu) |x - z| / l it is exp(-a), (1 + a) exp(-a) or (1 + a + a²/3) exp(-a).
+
+    Parameters
+    ----------
+    length_scale
+        The scale l: a positive number, one per feature, or ``"median"``.
+    nu
+        The smoothness: 0.5, 1.5 or 2.5.
+
+    Examples
+    --------
+    >>> Matern(1.0, nu=0.5)([[0.0]], [[0.0], [1.0]]).round(4)
+    array([[1.    , 0.3679]])
+    """
+
+    name: ClassVar[str] = "matern"
+    nu: float = 1.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        set_fields(self, nu=checked_number("nu", self.nu))
+        if self.nu not in (0.5, 1.5, 2.5):
+            raise InvalidParameter(f"nu must be 0.5, 1.5 or 2.5, not {self.nu!r}")
+
+    @property
+    def _gain(self) -> float:  # type: ignore[override]
+        return 2 * self.nu
+
+    @property
+    def _harmless(self) -> float:  # type: ignore[override]
+        return {0.5: 0.0, 1.5: 2.0, 2.5: 6.0}[self.nu]
+
+    def _profile(self, out: Array) -> None:
+        # The magnitude, not a clip: a negative square within its error is as near to zero either way. The
+        # bound keeps infinity times zero out; beyond it the values are zero.
+        np.minimum(np.abs(out, out=out), 1e6, out=out)
+        if self.nu == 0.5:
+            exponentiate(np.negative(np.sqrt(out, out=out), out=out))
+            return
+        a = np.sqrt(out)
+        np.add(np.multiply(out, 1 / 3 if self.nu == 2.5 else 0.0, out=out), a, out=out)
+        np.add(out, 1.0, out=out)
+        exponentiate(np.negative(a, out=a))
+        np.multiply(out, a, out=out)
+
+    def _cutoff(self, ratio: Array) -> Array:
+        if self.nu == 0.5:
+            # |dk/d eta| = exp(-a)/(2a), and a exp(a) >= r/2 holds at a = log(1 + r/2).
+            return np.square(np.log1p(ratio / 2))
+        if self.nu == 1.5:
+            return np.square(np.log(ratio / 2))
+        # |dk/d eta| = (1 + a) exp(-a)/6, and 1 + a <= 2 exp((a - 1)/2) bounds a; a step of the fixed-point
+        # iteration a = log(r/6) + log(1 + a) from a bound gives a closer bound.
+        excess = np.log(ratio / 6)
+        return np.square(excess + np.log1p(2 * (excess + math.log(2) - 0.5)))

@@ -1,0 +1,68 @@
+"""Clusters that tests share; everything a test starts, it stops."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from distributed import Client, LocalCluster
+
+GENEROUS = 120
+SCHEDULER = "from distributed.cli.dask_scheduler import main; main()"
+WORKER = "from distributed.cli.dask_worker import main; main()"
+WITHOUT_DASKRR = "import sys; sys.modules['daskrr'] = None; "
+OTHER_VERSION = "import daskrr; daskrr.__version__ = '0.0.0'; "
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[LocalCluster]:
+    """Two single-threaded worker processes on loopback."""
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None, memory_limit="2GiB"
+    ) as started:
+        yield started
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    """A client of the shared cluster, current for the test alone."""
+    with Client(cluster) as connected:
+        yield connected
+
+
+@contextlib.contextmanager
+def command_line_cluster(
+    folder: Path,
+    n_workers: int = 2,
+    scheduler_setup: str = "",
+    worker_setup: str = "",
+    scheduler_options: tuple[str, ...] = (),
+    environment: dict[str, str] | None = None,
+) -> Iterator[Client]:
+    """A scheduler and workers as processes of their own, started the way their commands start them."""
+    file = folder / "scheduler.json"
+    settings = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)} | (environment or {})
+    scheduler = [sys.executable, "-c", scheduler_setup + SCHEDULER, "--host", "127.0.0.1", "--port", "0"]
+    worker = [sys.executable, "-c", worker_setup + WORKER, "--scheduler-file", str(file), "--host", "127.0.0.1"]
+    commands = [[*scheduler, "--no-dashboard", "--scheduler-file", str(file), *scheduler_options]]
+    commands += [[*worker, "--nthreads", "1", "--no-dashboard", "--no-nanny", "--memory-limit", "2GiB"]] * n_workers
+    with contextlib.ExitStack() as stack:
+        for command in commands:
+            log = stack.enter_context(open(folder / f"process-{len(os.listdir(folder))}.log", "wb"))
+            process = subprocess.Popen(command, env=settings, cwd=folder, stdout=log, stderr=log)
+            stack.callback(_stop, process)
+        client = stack.enter_context(Client(scheduler_file=str(file), timeout=GENEROUS))
+        client.wait_for_workers(n_workers, timeout=GENEROUS)
+        yield client
+
+
+def _stop(process: subprocess.Popen) -> None:
+    process.terminate()
+    try:
+        process.wait(GENEROUS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,334 @@
+"""The one view of the input: every source gives the same rows, and refuses what it cannot read."""
+
+import os
+import pickle
+import re
+from pathlib import Path
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import DTYPES, SOURCES, as_zarr, convert, score
+from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, ZstdCodec
+from zarr.storage import MemoryStore
+
+from daskrr.engine import rows as module
+from daskrr.engine.rows import check_reachable, open_rows, pieces, redact
+from daskrr.errors import DaskrrError, InvalidData, InvalidParameter, MissingChunks, SourceUnreachable
+from daskrr.kernels import Gaussian, Linear
+
+
+def data(n=23, d=3, dtype="float64", seed=0):
+    return convert(np.random.default_rng(seed).standard_normal((n, d)), dtype)
+
+
+def read(rows, start=0, stop=None):
+    source = rows.source(start, rows.n_rows if stop is None else stop)
+    source = dask.compute(source, scheduler="synchronous")[0] if isinstance(rows, module.DaskRows) else source
+    return list(pieces(source))
+
+
+def chunk_files(folder):
+    return sorted(path for path in Path(folder).rglob("*") if path.is_file() and not path.name.startswith((".z", "zarr")))
+
+
+# --- Reading ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("source", SOURCES)
+def test_open_rows__gives_the_same_rows_of_every_source(source, dtype, tmp_path):
+    X = data(dtype=dtype)
+    rows = open_rows(SOURCES[source](X, tmp_path))
+    assert (rows.shape, rows.dtype, rows.n_rows, rows.nbytes) == (X.shape, X.dtype, 23, X.nbytes)
+    for start, stop in [(0, 23), (5, 15), (20, 23)]:
+        found = np.concatenate(read(rows, start, stop))
+        assert found.dtype == X.dtype
+        np.testing.assert_array_equal(found, X[start:stop])
+
+
+@pytest.mark.parametrize(
+    ("make", "unit"),
+    [
+        (lambda X: X, 1),
+        (lambda X: da.from_array(X, chunks=(4, -1)), 4),
+        (lambda X: da.from_array(X, chunks=((4, 4, 15), -1)), 4),
+        (lambda X: da.from_array(X, chunks=((4, 3, 16), -1)), 1),
+        (lambda X: da.from_array(X, chunks=((0, 23), -1)), 1),
+        (lambda X: as_zarr(X, (6, 2)), 6),
+        (lambda X: as_zarr(X, (50, 3)), 23),
+        (lambda X: as_zarr(X, (3, 3), shards=(9, 3)), 9),
+    ],
+)
+def test_unit_rows__is_what_is_decoded_at_once(make, unit):
+    rows = open_rows(make(data()))
+    assert rows.unit_rows == unit
+    np.testing.assert_array_equal(np.concatenate(read(rows)), data())
+
+
+def test_unit_rows__of_a_huge_shard_is_its_inner_chunk(monkeypatch):
+    monkeypatch.setattr(module, "SHARD_BYTES", 100)
+    assert open_rows(as_zarr(data(), (3, 3), shards=(9, 3))).unit_rows == 3
+
+
+@pytest.mark.parametrize(("limit", "heights"), [(1, [5, 5, 5, 5, 3]), (2 * 5 * 24, [10, 10, 3]), (10**6, [23])])
+def test_pieces__are_whole_chunks_within_a_limit(limit, heights, monkeypatch):
+    monkeypatch.setattr(module, "PIECE_BYTES", limit)
+    rows = open_rows(as_zarr(data(), (5, 3)))
+    found = read(rows)
+    assert [len(piece) for piece in found] == heights
+    np.testing.assert_array_equal(np.concatenate(found), data())
+    assert rows.piece_bytes >= max(piece.nbytes for piece in found)
+
+
+def test_source__of_a_zarr_array_travels(tmp_path):
+    rows = open_rows(as_zarr(data(), (5, 3), str(tmp_path / "x.zarr")))
+    again = pickle.loads(pickle.dumps(rows.source(5, 20)))
+    np.testing.assert_array_equal(np.concatenate(list(pieces(again))), data()[5:20])
+
+
+def test_source__does_not_depend_on_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    as_zarr(data(), (5, 3), "x.zarr")
+    opened = [open_rows("x.zarr"), open_rows(zarr.open_array("x.zarr", mode="r"))]
+    monkeypatch.chdir(os.path.dirname(tmp_path))
+    for rows in opened:
+        np.testing.assert_array_equal(np.concatenate(read(rows)), data())
+
+
+LAZY = {
+    "rechunked": lambda X: da.from_array(X, chunks=4).rechunk((9, -1)),
+    "concatenated": lambda X: da.concatenate([da.from_array(X[:10], chunks=3), da.from_array(X[10:], chunks=4)]),
+    "sliced": lambda X: da.from_array(np.repeat(X, 2, axis=0), chunks=7)[::2],
+    "indexed": lambda X: da.from_array(X[::-1].copy(), chunks=5)[np.arange(23)[::-1]],
+    "transposed": lambda X: da.from_array(np.ascontiguousarray(X.T), chunks=(2, 6)).T,
+    "mapped": lambda X: (da.from_array(X, chunks=(6, 3)) + 1.0).map_blocks(lambda block: block - 1.0),
+    "delayed": lambda X: da.from_delayed(dask.delayed(lambda: X)(), X.shape, X.dtype),
+    "stored": lambda X: da.from_zarr(as_zarr(X, (5, 3))),
+    "persisted": lambda X: da.from_array(X, chunks=(6, 2)).persist(scheduler="synchronous"),
+    "overlapped": lambda X: da.from_array(X, chunks=(8, 3)).map_overlap(lambda block: block, depth=1, boundary="none"),
+    "stacked": lambda X: da.stack([da.from_array(column, chunks=9) for column in X.T], axis=1),
+    "with empty chunks": lambda X: da.from_array(X, chunks=((0, 0, 23), 3)),
+    "filtered": lambda X: (lambda a: a[a[:, 0] < np.inf].compute_chunk_sizes())(da.from_array(X, chunks=(5, 3))),
+}
+
+
+@pytest.mark.parametrize("kind", LAZY)
+def test_anew__gives_the_same_rows_under_other_keys(kind):
+    X = data()
+    rows = open_rows(LAZY[kind](X))
+    again = rows.anew("purpose")
+    np.testing.assert_allclose(np.concatenate(read(again, 3, 17)), X[3:17], rtol=1e-15, atol=1e-15)
+    shared = set(rows.array.__dask_graph__()) & set(again.array.__dask_graph__())
+    assert not shared
+    np.testing.assert_allclose(score(LAZY[kind](X), Linear(), 0.1, 5).scores, score(X, Linear(), 0.1, 5).scores, rtol=1e-9)
+
+
+def test_open_rows__computes_nothing():
+    def explode(block):
+        raise AssertionError("a block was computed")
+
+    rows = open_rows(da.from_array(data(), chunks=(5, 3)).map_blocks(explode, dtype=float, meta=np.empty((0, 0))))
+    rows.anew("purpose").source(0, 10)
+    with pytest.raises(AssertionError, match="was computed"):
+        read(rows)
+
+
+# --- What cannot be read ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("X", "message"),
+    [
+        (np.zeros((0, 3)), "X is empty"),
+        (np.zeros((3, 0)), "X is empty"),
+        (np.zeros(3), r"X must have 2 dimension\(s\).*Reshape"),
+        (np.zeros((3, 2, 1)), r"its shape is \(3, 2, 1\)"),
+        (np.zeros((3, 2), complex), "must be real .* dtype is complex128"),
+        (np.zeros((3, 2), object), "dtype is object"),
+        (np.zeros((3, 2), "U3"), "dtype is <U3"),
+        (np.zeros((3, 2), "M8[s]"), "dtype is datetime64"),
+        (np.zeros((3, 2), np.longdouble), "dtype is float128"),
+        ([["a", "b"]], "dtype is <U1"),
+        (da.zeros((0, 2)), "X is empty"),
+        (da.zeros((3, 2), dtype=complex), "dtype is complex128"),
+        (da.zeros(3), "must have 2"),
+        (da.zeros((4, 2))[da.ones(4) > 0], "unknown size; call its compute_chunk_sizes"),
+    ],
+)
+def test_open_rows__refuses_what_are_no_rows(X, message):
+    with pytest.raises(InvalidData, match=message):
+        open_rows(X)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (3,)])
+def test_open_rows__refuses_a_zarr_array_that_has_no_rows(shape):
+    array = zarr.create_array(MemoryStore(), shape=shape, dtype="f8", chunks=tuple(max(1, size) for size in shape))
+    with pytest.raises(InvalidData, match="empty|dimension"):
+        open_rows(array)
+
+
+def test_open_rows__lists_the_arrays_of_a_group(tmp_path):
+    group = zarr.create_group(str(tmp_path / "g.zarr"))
+    group.create_array("rows", shape=(3, 2), dtype="f8")
+    group.create_array("labels", shape=(3,), dtype="f8")
+    for source in (str(tmp_path / "g.zarr"), group):
+        with pytest.raises(InvalidData, match=r"\['labels', 'rows'\]"):
+            open_rows(source)
+
+
+@pytest.mark.parametrize("content", [None, "folder", "", "{", '{"zarr_format": 9}'])
+def test_open_rows__says_that_there_is_no_array(content, tmp_path):
+    path = tmp_path / "x.zarr"
+    if content is not None:
+        path.mkdir()
+    if content not in (None, "folder"):
+        (path / "zarr.json").write_text(content)
+    with pytest.raises(InvalidData, match=re.escape(str(path))):
+        open_rows(path)
+
+
+def test_open_rows__says_that_a_protocol_is_unknown():
+    with pytest.raises(InvalidData, match="nosuch://"):
+        open_rows("nosuch://user:secret@host/x.zarr")
+
+
+def test_open_rows__refuses_another_word_for_missing_chunks():
+    with pytest.raises(InvalidParameter, match="'refuse' or 'fill', got 'ignore'"):
+        open_rows(data(), missing_chunks="ignore")
+
+
+def test_redact__removes_secrets():
+    text = redact("at s3://key:secret@host/bucket/x.zarr?token=abc and https://host/y?sig=1")
+    assert "secret" not in text
+    assert "abc" not in text
+    assert "sig" not in text
+    assert "s3://***@host/bucket/x.zarr" in text
+
+
+def test_check_reachable__compares_with_what_is_there(tmp_path):
+    path = tmp_path / "x.zarr"
+    rows = open_rows(as_zarr(data(), (5, 3), str(path)))
+    check_reachable(rows)
+    zarr.create_array(str(path), shape=(9, 3), dtype="f8", overwrite=True)
+    with pytest.raises(SourceUnreachable, match=r"has shape \(9, 3\)"):
+        check_reachable(rows)
+    os.rename(path, tmp_path / "away")
+    with pytest.raises(SourceUnreachable, match="cannot open"):
+        check_reachable(rows)
+
+
+# --- Missing and damaged chunks -----------------------------------------------------------------------
+
+OPTIONS = {
+    "chunks": {"chunks": (5, 3)},
+    "feature chunks": {"chunks": (5, 2)},
+    "format 2": {"chunks": (5, 3), "zarr_format": 2},
+    "shards": {"chunks": (1, 3), "shards": (5, 3)},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_missing_chunks__are_refused_before_anything_is_read(options, tmp_path):
+    array = as_zarr(data() + 9, store=str(tmp_path / "x.zarr"), **OPTIONS[options])
+    files = chunk_files(tmp_path / "x.zarr")
+    files[2 if "feature" not in options else 4].unlink()
+    with pytest.raises(MissingChunks, match=rf"1 of {len(files)} chunks .* \(rows 10–14\).*missing_chunks='fill'"):
+        open_rows(array)
+    filled = np.concatenate(read(open_rows(array, missing_chunks="fill")))
+    np.testing.assert_array_equal(filled[10:15, 0], 0)
+    np.testing.assert_array_equal(np.delete(filled, slice(10, 15), 0), np.delete(data() + 9, slice(10, 15), 0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("fill", [0, 1])
+def test_missing_chunks__inside_a_shard_are_refused_when_read(dtype, fill):
+    X = np.full((20, 3), 1 - fill, dtype)
+    array = zarr.create_array(
+        MemoryStore(), shape=X.shape, dtype=dtype, chunks=(2, 3), shards=(10, 3), fill_value=np.dtype(dtype).type(fill)
+    )
+    array[:6], array[10:] = X[:6], X[10:]
+    with pytest.raises(MissingChunks, match="the chunk with row 6 .* was never written"):
+        read(open_rows(array))
+    assert np.all(np.concatenate(read(open_rows(array, missing_chunks="fill")))[6:10] == fill)
+    with pytest.raises(MissingChunks, match="never written"):
+        score(array, Gaussian(1.0), 0.1, 5)
+
+
+@pytest.mark.parametrize("shards", [None, (10, 3)])
+@pytest.mark.parametrize("fill", [0.0, 7.0, np.nan])
+def test_missing_chunks__are_told_from_chunks_of_fill_values(shards, fill):
+    X = data(20)
+    X[4:12] = 0.0 if np.isnan(fill) else fill
+    whole = as_zarr(X, (2, 3), shards=shards, fill_value=fill)
+    np.testing.assert_array_equal(np.concatenate(read(open_rows(whole))), X)
+
+
+def test_missing_chunks__of_zeros_that_were_not_written_need_consent():
+    X = data(20)
+    X[5:10] = 0.0
+    array = zarr.create_array(MemoryStore(), shape=X.shape, dtype="f8", chunks=(5, 3))
+    array[...] = X
+    with pytest.raises(MissingChunks, match="1 of 4 chunks"):
+        score(array, Gaussian(1.0), 0.1, 5)
+    filled = score(array, Gaussian(1.0), 0.1, 5, missing_chunks="fill", block_rows=5)
+    np.testing.assert_array_equal(filled.scores, score(X, Gaussian(1.0), 0.1, 5, block_rows=5).scores)
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(bytes(content))
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+CODECS = {"crc32c": [Crc32cCodec()], "zstd": [ZstdCodec(checksum=True)], "gzip": [GzipCodec()]}
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, empty])
+@pytest.mark.parametrize("codec", CODECS)
+def test_damaged_chunks__are_named_by_their_rows(codec, damage, tmp_path):
+    array = as_zarr(data(), (5, 3), str(tmp_path / "x.zarr"), compressors=CODECS[codec])
+    damage(chunk_files(tmp_path / "x.zarr")[2])
+    rows = open_rows(array)
+    np.testing.assert_array_equal(np.concatenate(read(rows, 0, 10)), data()[:10])
+    with pytest.raises(InvalidData, match="cannot read rows 10–14 of .*x.zarr"):
+        read(rows, 10, 15)
+    with pytest.raises(InvalidData, match="cannot read rows 10–14"):
+        score(array, Linear(), 0.1, 5, block_rows=5)
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, empty])
+def test_damaged_shards__are_named_by_their_rows(damage, tmp_path):
+    codecs = {"compressors": [Crc32cCodec()], "serializer": BytesCodec()}
+    array = as_zarr(data(), (1, 3), str(tmp_path / "x.zarr"), shards=(5, 3), **codecs)
+    damage(chunk_files(tmp_path / "x.zarr")[2])
+    with pytest.raises(InvalidData, match="rows 10–14 of .*x.zarr"):
+        read(open_rows(array), 10, 15)
+
+
+@given(position=st.floats(0, 1, exclude_max=True), flipped=st.integers(1, 255))
+@settings(deadline=None, max_examples=30)
+def test_damaged_chunks__never_give_other_rows(position, flipped):
+    store = MemoryStore()
+    array = as_zarr(data(), (1, 3), store, shards=(5, 3), compressors=[ZstdCodec(checksum=True), Crc32cCodec()])
+    key = "c/2/0"
+    content = bytearray(store._store_dict[key].to_bytes())
+    content[int(position * len(content))] ^= flipped
+    store._store_dict[key] = type(store._store_dict[key]).from_bytes(bytes(content))
+    try:
+        found = np.concatenate(read(open_rows(array)))
+    except DaskrrError:
+        return
+    np.testing.assert_array_equal(found, data())

@@ -1,0 +1,199 @@
+"""One block of rows, tile by tile, against dense algebra."""
+
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daskrr.errors import InvalidData, SourceChanged
+from daskrr.kernels import Gaussian, Linear, Polynomial
+from daskrr.numerics import algebra, tiles
+
+F64, F32 = np.dtype(np.float64), np.dtype(np.float32)
+MU = 3.0
+
+
+def rows(n=30, d=2, seed=0):
+    return np.random.default_rng(seed).standard_normal((n, d))
+
+
+def prepared(X, Z, kernel=Gaussian(1.0), dtype=F64, combined=False):
+    """Whitener and scorer for landmarks Z, the ridge from the Gram matrix of X."""
+    W = kernel(Z, Z)
+    whitening = algebra.whiten(W, algebra.UNIT_ROUNDOFF[dtype], dtype)
+    assert whitening.rank == len(Z)
+    landmarks = Z[whitening.pivots]
+    columns = kernel.columns(landmarks, dtype)
+    B = kernel(X, landmarks) @ whitening.inverse.T
+    ridge = algebra.ridge_factor(B.T @ B, whitening, len(X), MU / len(X), dtype)
+    factors = (ridge.combined,) if combined else (whitening.inverse, ridge.inverse)
+    error = 2.0 * len(Z) * whitening.kernel_error
+    whitener = tiles.Whitener(columns, kernel.diagonal, whitening.inverse.astype(dtype), error)
+    scorer = tiles.Scorer(columns, kernel.diagonal, tuple(f.astype(dtype) for f in factors), MU, error)
+    return whitener, scorer, B
+
+
+def cut(X, heights):
+    return np.split(X, np.cumsum(heights)[:-1])
+
+
+# --- Sizes --------------------------------------------------------------------------------------------
+
+
+def test_tile_rows__are_powers_of_two_that_bound_the_work():
+    heights = [tiles.tile_rows(p) for p in range(0, 30000, 97)]
+    assert all(height & (height - 1) == 0 and height >= 32 for height in heights)
+    assert all(a >= b for a, b in zip(heights, heights[1:], strict=False))
+    assert all(tiles.tile_rows(p) * p**2 <= tiles.TILE_FLOPS for p in (1, 500, 4000, 11000))
+
+
+def test_panel_rows__fit_the_cache_or_are_few():
+    assert all(8 * p * tiles.panel_rows(p) <= tiles.PANEL_BYTES or tiles.panel_rows(p) == 16 for p in range(1, 20000))
+    assert max(tiles.panel_rows(p) for p in range(100)) <= 1024
+
+
+@pytest.mark.parametrize("n", [1, 1024, 1025, 2500])
+def test_fill_tile__calls_the_kernel_panel_by_panel(n):
+    X, Z = rows(n), rows(3, seed=1)
+    columns, heights = Linear().columns(Z, F64), []
+
+    def counted(panel, out):
+        heights.append(len(panel))
+        columns(panel, out)
+
+    tile = np.full((n, 3), np.nan)
+    tiles.fill_tile(counted, X, tile)
+    np.testing.assert_allclose(tile, X @ Z.T, rtol=1e-13, atol=1e-14)
+    assert sum(heights) == n
+    assert max(heights) <= tiles.panel_rows(3)
+
+
+# --- Pass 1 -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [F64, F32])
+@pytest.mark.parametrize("n", [30, 9000])
+def test_gram_block__agrees_with_dense_algebra(dtype, n):
+    X = rows(n)
+    whitener, _, B = prepared(X, X[:6], dtype=dtype)
+    part = tiles.gram_block(whitener, [X], 0)
+    unit = 100 * algebra.UNIT_ROUNDOFF[dtype] / np.linalg.eigvalsh(Gaussian(1.0)(X[:6], X[:6])).min()
+    np.testing.assert_allclose(np.tril(part.gram), np.tril(B.T @ B), atol=unit * n)
+    np.testing.assert_allclose(part.kept.residual, 1 - np.sum(B**2, axis=1), atol=unit)
+    assert part.gram.dtype == part.kept.residual.dtype == np.float64
+    assert part.kept.diagonal_sum == n
+
+
+@given(heights=st.lists(st.integers(1, 40), min_size=1, max_size=5))
+@settings(deadline=None, max_examples=25)
+def test_gram_block__does_not_depend_on_the_pieces(heights):
+    X = rows(sum(heights))
+    whitener, _, _ = prepared(X, rows(5, seed=1))
+    whole, parts = (tiles.gram_block(whitener, pieces, 0) for pieces in ([X], cut(X, heights)))
+    np.testing.assert_allclose(parts.gram, whole.gram, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(parts.kept.residual, whole.kept.residual, rtol=0, atol=1e-13)
+    assert parts.kept.checksum == whole.kept.checksum == zlib.crc32(X.tobytes())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int8", "uint8", "bool", ">f8"])
+def test_gram_block__takes_every_input_dtype(dtype):
+    X = (4 * rows()).astype(dtype) if dtype != "uint8" else np.abs(4 * rows()).astype(dtype)
+    whitener, _, B = prepared(X.astype(float), rows(5, seed=1))
+    kept = tiles.gram_block(whitener, [X], 0).kept
+    np.testing.assert_allclose(kept.residual, 1 - np.sum(B**2, axis=1), atol=1e-11)
+    assert kept.checksum == zlib.crc32(X.tobytes())
+
+
+def test_gram_block__names_rows_that_are_not_finite():
+    X = rows(40)
+    X[[3, 5, 7, 9, 11, 13], 1] = np.nan
+    X[30, 0] = np.inf
+    whitener, _, _ = prepared(rows(), rows(5, seed=1))
+    with pytest.raises(InvalidData, match="rows 100–119 .* in 6 rows: 103, 105, 107, 109, 111, …. Remove"):
+        tiles.gram_block(whitener, cut(X, [20, 20]), 100)
+    with pytest.raises(InvalidData, match="rows 120–139 .* in 1 rows: 130. Remove"):
+        tiles.gram_block(whitener, cut(X[20:], [20]), 120)
+
+
+def test_gram_block__names_the_row_where_the_kernel_overflows():
+    X = rows(20)
+    whitener, _, _ = prepared(X, X[:3], Polynomial(4), F32)
+    X[7] = 1e12
+    with pytest.raises(InvalidData, match=r"overflows at row 57 \(1 rows.*float64"):
+        tiles.gram_block(whitener, [X], 50)
+
+
+# --- Pass 2 -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [F64, F32])
+@pytest.mark.parametrize("combined", [False, True])
+def test_score_block__agrees_with_dense_algebra(dtype, combined):
+    X = rows(200, 3)
+    whitener, scorer, B = prepared(X, X[:8], dtype=dtype, combined=combined)
+    kept = tiles.gram_block(whitener, [X], 0).kept
+    scores, estimate = tiles.score_block(scorer, [X], 0, kept).T
+    expected = np.sum(B * np.linalg.solve(B.T @ B + MU * np.eye(8), B.T).T, axis=1)
+    np.testing.assert_allclose(scores, expected, atol=1e-12 if dtype == F64 else 1e-5)
+    o, e = 1 - expected, np.maximum(1 - np.sum(B**2, axis=1), 0)
+    np.testing.assert_allclose(estimate, 1 - o / (1 + e * o / MU), atol=1e-11 if dtype == F64 else 1e-4)
+
+
+def test_score_block__caps_a_score_by_what_one_row_can_have():
+    X = rows(5)
+    whitener, scorer, _ = prepared(X, X[:2])
+    kept = tiles.gram_block(whitener, [X], 0).kept
+    blown = tiles.Scorer(scorer.columns, scorer.diagonal, (1e3 * scorer.factors[0], scorer.factors[1]), MU, 0.0)
+    scores = tiles.score_block(blown, [X], 0, kept)[:, 0]
+    explained = 1 - kept.residual
+    np.testing.assert_allclose(scores, explained / (explained + MU), rtol=1e-14)
+
+
+def test_score_block__corrects_nothing_where_the_residual_is_round_off():
+    X = rows(5)
+    whitener, scorer, _ = prepared(X, X[:2])
+    kept = tiles.gram_block(whitener, [X], 0).kept
+    scores, estimate = tiles.score_block(scorer, [X], 0, kept).T
+    assert np.all(estimate[:2] == scores[:2])
+    assert np.all(estimate[2:] > scores[2:])
+
+
+@pytest.mark.parametrize("combined", [False, True])
+def test_score_block__notices_a_block_that_changed(combined):
+    X = rows(20)
+    whitener, scorer, _ = prepared(X, X[:3], combined=combined)
+    kept = tiles.gram_block(whitener, [X], 40).kept
+    with pytest.raises(SourceChanged, match="rows from 40 changed.*20 rows with checksum .* 19 rows"):
+        tiles.score_block(scorer, [X[:-1]], 40, kept)
+    X[11, 1] = np.nextafter(X[11, 1], 9)
+    with pytest.raises(SourceChanged, match="20 rows with checksum [0-9a-f]{8}, pass 2 20 rows"):
+        tiles.score_block(scorer, [X], 40, kept)
+
+
+@pytest.mark.parametrize("dtype", [F64, F32])
+def test_new_rows_block__agrees_with_the_passes(dtype):
+    X = rows(50)
+    whitener, scorer, _ = prepared(X, X[:5], dtype=dtype)
+    kept = tiles.gram_block(whitener, [X], 0).kept
+    both = tiles.score_block(scorer, [X], 0, kept)
+    np.testing.assert_allclose(
+        tiles.new_rows_block(whitener, scorer, cut(X, [9, 41]), 0), np.column_stack([both, kept.residual]), atol=1e-6
+    )
+
+
+def test_new_rows_block__names_rows_that_are_not_finite():
+    X = rows(10)
+    whitener, scorer, _ = prepared(X, X[:3])
+    X[4] = np.inf
+    with pytest.raises(InvalidData, match="in 1 rows: 14"):
+        tiles.new_rows_block(whitener, scorer, [X], 10)
+
+
+def test_blocks__may_be_empty():
+    whitener, scorer, _ = prepared(rows(), rows(3, seed=1))
+    part = tiles.gram_block(whitener, [], 0)
+    assert not part.gram.any()
+    assert tiles.score_block(scorer, [], 0, part.kept).shape == (0, 2)
+    assert tiles.new_rows_block(whitener, scorer, [], 0).shape == (0, 3)
