@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from daskrr import __version__
 from daskrr.engine.passes import Block, Executor, executor, split
-from daskrr.engine.plan import Plan, check_fits, make_plan
+from daskrr.engine.plan import Plan, Workers, check_fits, make_plan
 from daskrr.engine.progress import Reporter, Stage, reporter
 from daskrr.engine.rows import Rows, open_rows
 from daskrr.engine.scheduler import algebra
@@ -98,7 +98,7 @@ def leverage_scores(
     job = _prepare(
         X, kernel, ridge, n_landmarks, sampling, sketch_ridge, random_state, dtype, missing_chunks, block_rows
     )
-    check_fits(job.plan, job.executor)
+    check_fits(job.plan, Workers.of(job.executor))
     job.executor.check(job.rows)
     with reporter(progress) as report:
         return _run_pass_1(job, report)
@@ -116,8 +116,14 @@ def plan(
     dtype: DTypeLike = "float64",
     missing_chunks: str = "refuse",
     block_rows: int | None = None,
+    workers: int | None = None,
 ) -> Plan:
     """What :func:`leverage_scores` with the same arguments would cost; runs nothing.
+
+    Parameters
+    ----------
+    workers
+        Plan for so many single-threaded worker processes, instead of the current client or this process.
 
     Examples
     --------
@@ -126,7 +132,7 @@ def plan(
     1
     """
     return _prepare(
-        X, kernel, ridge, n_landmarks, sampling, sketch_ridge, random_state, dtype, missing_chunks, block_rows
+        X, kernel, ridge, n_landmarks, sampling, sketch_ridge, random_state, dtype, missing_chunks, block_rows, workers
     ).plan
 
 
@@ -160,6 +166,7 @@ def _prepare(
     dtype: DTypeLike,
     missing_chunks: str,
     block_rows: int | None,
+    workers: int | None = None,
 ) -> _Job:
     """Check every argument and make the plan; reads nothing but metadata."""
     ridge = _check_positive("ridge", ridge)
@@ -177,7 +184,8 @@ def _prepare(
     weighs = isinstance(scheme, Rows) or (
         isinstance(scheme, str) and scheme == "diagonal" and not kernel.constant_diagonal
     )
-    made = make_plan(rows, size, tile_dtype, weighs, block_rows, where)
+    on = Workers.of(where) if workers is None else Workers.embedded(check_count("workers", workers))
+    made = make_plan(rows, size, tile_dtype, weighs, block_rows, on)
     blocks = split(rows.n_rows, made.block_rows)
     return _Job(
         run,

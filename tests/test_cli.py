@@ -254,7 +254,7 @@ class TestScoreChecksFirst:
     def test_no_points(self, tmp_path):
         result = invoke("score", tmp_path / "none.zarr", tmp_path / "out.zarr", *MODEL)
         assert result.exit_code == 2
-        assert "no Zarr array at" in result.stderr
+        assert "no readable Zarr array at" in result.stderr
 
     def test_a_file_is_to_be_converted_first(self, tmp_path):
         np.save(tmp_path / "rows.npy", np.ones((3, 2)))

@@ -33,7 +33,9 @@ def read(rows, start=0, stop=None):
 
 
 def chunk_files(folder):
-    return sorted(path for path in Path(folder).rglob("*") if path.is_file() and not path.name.startswith((".z", "zarr")))
+    return sorted(
+        path for path in Path(folder).rglob("*") if path.is_file() and not path.name.startswith((".z", "zarr"))
+    )
 
 
 # --- Reading ------------------------------------------------------------------------------------------
@@ -125,7 +127,9 @@ def test_anew__gives_the_same_rows_under_other_keys(kind):
     np.testing.assert_allclose(np.concatenate(read(again, 3, 17)), X[3:17], rtol=1e-15, atol=1e-15)
     shared = set(rows.array.__dask_graph__()) & set(again.array.__dask_graph__())
     assert not shared
-    np.testing.assert_allclose(score(LAZY[kind](X), Linear(), 0.1, 5).scores, score(X, Linear(), 0.1, 5).scores, rtol=1e-9)
+    np.testing.assert_allclose(
+        score(LAZY[kind](X), Linear(), 0.1, 5).scores, score(X, Linear(), 0.1, 5).scores, rtol=1e-9
+    )
 
 
 def test_open_rows__computes_nothing():
@@ -193,7 +197,7 @@ def test_open_rows__says_that_there_is_no_array(content, tmp_path):
 
 
 def test_open_rows__says_that_a_protocol_is_unknown():
-    with pytest.raises(InvalidData, match="nosuch://"):
+    with pytest.raises(InvalidData, match=r"nosuch://(?!.*secret)"):
         open_rows("nosuch://user:secret@host/x.zarr")
 
 

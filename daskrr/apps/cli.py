@@ -247,6 +247,7 @@ def top(**options: Any) -> None:
 @click.argument("points", type=click.Path())
 @kernel_options
 @model_options
+@workers_option
 @json_option
 @debug_option
 def plan(**options: Any) -> None:

@@ -196,9 +196,12 @@ def top(scores: str, count: int, by: str, as_json: bool) -> None:
     _emit({"by": by, "rows": rows}, as_json, lambda result: _describe_rows(result["rows"]))
 
 
-def plan(points: str, kernel: Mapping[str, Any], model: Mapping[str, Any], as_json: bool) -> None:
+def plan(
+    points: str, kernel: Mapping[str, Any], model: Mapping[str, Any], cluster: Mapping[str, Any], as_json: bool
+) -> None:
     """Run ``daskrr plan``."""
-    made = make_plan(points, make_kernel(kernel), **_arguments(points, model))
+    workers = cluster["workers"] or clusters.CPU_COUNT
+    made = make_plan(points, make_kernel(kernel), workers=workers, **_arguments(points, model))
     click.echo(json.dumps(made.to_dict()) if as_json else str(made))
 
 

@@ -90,6 +90,8 @@ def as_array(name: str, tasks: Sequence[Any], blocks: Sequence[Block], n_columns
 class Executor(Protocol):
     """Where tasks run; a *handle* stands for a result that need not be in this process."""
 
+    n_threads: int
+
     def window(self, tasks: Iterable[Delayed]) -> Iterator[Any]:
         """Run ``tasks`` with a bounded number in flight; yield a handle of each result in order."""
 
@@ -154,7 +156,7 @@ class ClusterExecutor:
     def __init__(self, client: distributed.Client, run: str) -> None:
         self.client, self.run = client, run
         self._counter = itertools.count()
-        self._asked, self._threads = -math.inf, 0
+        self._asked, self.n_threads = -math.inf, 0
 
     def window(self, tasks: Iterable[Delayed]) -> Iterator[Any]:
         """Keep two tasks per worker thread in flight, sent in batches of one graph each."""
@@ -179,8 +181,8 @@ class ClusterExecutor:
         """Two tasks per worker thread; the scheduler is asked again now and then, since workers come and go."""
         now = time.monotonic()
         if now >= self._asked + SECONDS_BETWEEN_COUNTS:
-            self._asked, self._threads = now, sum(self.client.nthreads().values())
-        return max(4, 2 * self._threads)
+            self._asked, self.n_threads = now, sum(self.client.nthreads().values())
+        return max(4, 2 * self.n_threads)
 
     def apply(self, name: str, function: Callable, *handles: Any) -> Any:
         """Submit the function to where its arguments are."""

@@ -8,7 +8,7 @@ import numpy as np
 from dask.utils import format_bytes, format_time
 
 from daskrr.engine.passes import ClusterExecutor, Executor, block_rows
-from daskrr.engine.rows import DaskRows, Rows, ZarrRows
+from daskrr.engine.rows import Rows, ZarrRows
 from daskrr.errors import DoesNotFit
 from daskrr.numerics.blas import one_thread
 from daskrr.numerics.tiles import PANEL_BYTES, tile_rows
@@ -91,23 +91,44 @@ class Plan:
         return "\n".join(f"{name:>18}  {text}" for name, text in rows)
 
 
+@dataclass(frozen=True)
+class Workers:
+    """Where a run takes place: worker processes with their threads, or this process alone."""
+
+    n_workers: int
+    threads_each: int
+    n_threads: int
+    limits: dict[str, int]
+    apart: bool
+
+    @classmethod
+    def of(cls, executor: Executor) -> "Workers":
+        """The workers that ``executor`` has now."""
+        if not isinstance(executor, ClusterExecutor):
+            return cls(1, executor.n_threads, executor.n_threads, {}, apart=False)
+        found = executor.client.scheduler_info(n_workers=-1)["workers"]
+        threads = [worker["nthreads"] for worker in found.values()]
+        limits = {address: worker["memory_limit"] for address, worker in found.items()}
+        return cls(max(1, len(found)), max(threads, default=1), max(1, sum(threads)), limits, apart=True)
+
+    @classmethod
+    def embedded(cls, n_workers: int) -> "Workers":
+        """``n_workers`` processes of one thread each."""
+        return cls(n_workers, 1, n_workers, {}, apart=True)
+
+
 def make_plan(
-    rows: Rows,
-    n_landmarks: int,
-    dtype: np.dtype,
-    weighs_rows: bool,
-    wanted_rows: int | None,
-    executor: Executor,
+    rows: Rows, n_landmarks: int, dtype: np.dtype, weighs_rows: bool, wanted_rows: int | None, workers: Workers
 ) -> Plan:
-    """Work out what scoring ``rows`` with ``n_landmarks`` will cost on ``executor``."""
+    """Work out what scoring ``rows`` with ``n_landmarks`` will cost on ``workers``."""
     n, d = rows.shape
     p = min(n_landmarks, n)
     height = block_rows(n_landmarks, rows.unit_rows, wanted_rows)
     n_blocks = -(-n // height)
     sampled = min(p, n_blocks)
-    readings = 3 + weighs_rows
     matrix = 8 * p * p
-    worker = _worker_bytes(rows, p, dtype, min(height, n), _threads_per_worker(executor), _is_local(executor))
+    carried = 0 if isinstance(rows, ZarrRows) else rows.nbytes * 3
+    worker = _worker_bytes(rows, p, dtype, min(height, n), 1 + weighs_rows, workers)
     return Plan(
         origin=rows.origin,
         n_rows=n,
@@ -118,11 +139,11 @@ def make_plan(
         tile_rows=tile_rows(p),
         n_blocks=n_blocks,
         n_tasks=n_blocks * (4 + 3 * weighs_rows) + sampled + 6,
-        n_threads=_n_threads(executor),
-        readings=readings,
+        n_threads=workers.n_threads,
+        readings=3 + weighs_rows,
         flops=float(n) * (4.0 * p * d + 3.0 * p * p),
         bytes_read=rows.nbytes * (2 + weighs_rows) + min(rows.nbytes, sampled * height * rows.nbytes // n),
-        bytes_moved=matrix * (n_blocks + 2 * _n_workers(executor) + 2) + (0 if _on_storage(rows) else rows.nbytes * 3),
+        bytes_moved=matrix * (n_blocks + 2 * workers.n_workers + 2) + carried,
         bytes_written=3 * 8 * n,
         worker_bytes=worker,
         memory_limit=int(worker / USABLE_SHARE),
@@ -130,52 +151,22 @@ def make_plan(
     )
 
 
-def _on_storage(rows: Rows) -> bool:
-    return isinstance(rows, ZarrRows)
-
-
-def _worker_bytes(rows: Rows, p: int, dtype: np.dtype, height: int, threads: int, local: bool) -> int:
-    """Interpreter; factor as received and as used; sums held, sent and received; and for each thread its tiles.
+def _worker_bytes(rows: Rows, p: int, dtype: np.dtype, height: int, kept: int, workers: Workers) -> int:
+    """Interpreter; the factor as received and as used; sums held, sent and received; what is kept of every row; tiles.
 
     A thread holds one tile and one partial sum, one input piece as stored and decoded, its finite mask, and panels.
     """
-    row_bytes = rows.shape[1] * rows.dtype.itemsize
+    n, d = rows.shape
+    row_bytes = d * rows.dtype.itemsize
     matrix = 8 * p * p
-    whole = isinstance(rows, DaskRows) or not _on_storage(rows)
-    piece = height * row_bytes if whole else min(rows.piece_bytes, height * row_bytes)
+    piece = min(rows.piece_bytes, height * row_bytes) if isinstance(rows, ZarrRows) else height * row_bytes
     tile = min(tile_rows(p), height) * p * dtype.itemsize
     per_thread = tile + matrix + 4 * piece + 4 * PANEL_BYTES + 16 * 8 * height
-    shared = matrix * (7 if not local else 4)
-    return IDLE_WORKER_BYTES + shared + threads * per_thread
+    shared = matrix * (7 if workers.apart else 4)
+    return IDLE_WORKER_BYTES + shared + 10 * n * kept // workers.n_workers + workers.threads_each * per_thread
 
 
-def _workers(executor: Executor) -> dict[str, dict[str, Any]]:
-    if not isinstance(executor, ClusterExecutor):
-        return {}
-    return executor.client.scheduler_info(n_workers=-1)["workers"]
-
-
-def _is_local(executor: Executor) -> bool:
-    return not isinstance(executor, ClusterExecutor)
-
-
-def _n_workers(executor: Executor) -> int:
-    return max(1, len(_workers(executor)))
-
-
-def _n_threads(executor: Executor) -> int:
-    found = sum(worker["nthreads"] for worker in _workers(executor).values())
-    return found or getattr(executor, "n_threads", 1)
-
-
-def _threads_per_worker(executor: Executor) -> int:
-    return max(
-        (worker["nthreads"] for worker in _workers(executor).values()),
-        default=getattr(executor, "n_threads", 1),
-    )
-
-
-def check_fits(plan: Plan, executor: Executor) -> None:
+def check_fits(plan: Plan, workers: Workers) -> None:
     """Refuse a plan that does not fit the memory limit of some worker.
 
     Raises
@@ -183,8 +174,7 @@ def check_fits(plan: Plan, executor: Executor) -> None:
     DoesNotFit
         With the bytes needed and what to change.
     """
-    limits = {address: worker["memory_limit"] for address, worker in _workers(executor).items()}
-    tight = {address: limit for address, limit in limits.items() if limit and limit < plan.memory_limit}
+    tight = {address: limit for address, limit in workers.limits.items() if limit and limit < plan.memory_limit}
     if tight:
         address, limit = min(tight.items(), key=lambda item: item[1])
         raise DoesNotFit(

@@ -24,6 +24,9 @@ Pieces = Iterable[NDArray]
 TILE_FLOPS = 4e9
 PANEL_BYTES = 2**20
 
+# An overflow is found in the results and named there.
+_LEGAL_OVERFLOW = np.errstate(over="ignore", invalid="ignore")
+
 
 def tile_rows(n_columns: int) -> int:
     """Rows of a tile, a power of two and a function of the number of landmarks alone."""
@@ -122,6 +125,7 @@ def _buffer(n_columns: int, piece: NDArray, dtype: np.dtype, old: NDArray | None
     return old if old is not None and len(old) >= rows else np.empty((rows, n_columns), dtype)
 
 
+@_LEGAL_OVERFLOW
 @blas.one_thread()
 def gram_block(whitener: Whitener, pieces: Pieces, first_row: int) -> GramPart:
     """Pass 1 on one block (Algorithm, step 3): C → B → G += BᵀB, and the residual k_ii − ‖b_i‖².
@@ -148,7 +152,8 @@ def gram_block(whitener: Whitener, pieces: Pieces, first_row: int) -> GramPart:
             residuals.append(diagonal[rows] - blas.row_norms(B))
             _add_gram(B, gram, part)
     residual = np.concatenate(residuals) if residuals else np.empty(0)
-    _check_kernel_values(residual, first_row)
+    check_overflow(residual, first_row)
+    check_overflow(np.diagonal(gram), first_row)
     return GramPart(gram, Kept(residual, diagonal_sum, reader.checksum))
 
 
@@ -162,15 +167,16 @@ def _add_gram(B: NDArray, gram: NDArray, part: NDArray) -> None:
     np.add(gram, part, out=gram)
 
 
-def _check_kernel_values(residual: NDArray, first_row: int) -> None:
-    bad = np.flatnonzero(~np.isfinite(residual))
-    if len(bad):
+def check_overflow(values: NDArray, first_row: int) -> None:
+    """Raise :class:`InvalidData` if what was computed from a block's kernel values is not finite."""
+    if not np.isfinite(values).all():
         raise InvalidData(
-            f"the kernel overflows at row {first_row + bad[0]} ({len(bad)} rows of this block): its values are not "
-            "finite in the dtype of the tiles. Scale the features, or use dtype='float64'."
+            f"kernel values of the block of rows from {first_row}, or sums of them, overflow the dtype of the tiles. "
+            "Scale the features, or use dtype='float64'."
         )
 
 
+@_LEGAL_OVERFLOW
 @blas.one_thread()
 def score_block(scorer: Scorer, pieces: Pieces, first_row: int, kept: Kept) -> NDArray[np.float64]:
     """Pass 2 on one block (Algorithm, step 5): the scores and the estimate of its rows, (m, 2).
@@ -197,9 +203,11 @@ def score_block(scorer: Scorer, pieces: Pieces, first_row: int, kept: Kept) -> N
     diagonal = np.concatenate(diagonals) if diagonals else np.empty(0)
     _check_unchanged(reader, kept, first_row)
     raw = np.concatenate(norms) if norms else np.empty(0)
+    check_overflow(raw, first_row)
     return _scores_and_estimate(scorer, raw, diagonal, kept.residual)
 
 
+@_LEGAL_OVERFLOW
 @blas.one_thread()
 def new_rows_block(whitener: Whitener, scorer: Scorer, pieces: Pieces, first_row: int) -> NDArray[np.float64]:
     """Scores, estimate and residual (m, 3) of rows that pass 1 has never seen."""
@@ -215,6 +223,7 @@ def new_rows_block(whitener: Whitener, scorer: Scorer, pieces: Pieces, first_row
             diagonal = whitener.diagonal(piece[rows])
             residual = diagonal - blas.row_norms(B)
             blas.multiply_rows(scorer.factors[-1], B)
+            check_overflow(residual, first_row)
             both = _scores_and_estimate(scorer, blas.row_norms(B), diagonal, residual)
             outputs.append(np.column_stack([both, residual]))
     return np.concatenate(outputs) if outputs else np.empty((0, 3))
@@ -233,11 +242,13 @@ def _scores_and_estimate(scorer: Scorer, raw: NDArray, diagonal: NDArray, residu
     """Cap the raw scores by what a single row can have, and correct each by its own residual.
 
     A row's score is at most ‖b‖²/(‖b‖² + n·λ). If it were the only row with a residual e, its exact score would be
-    1 − o/(1 + e·o/(n·λ)) with o = 1 − score; a residual below its own round-off corrects nothing.
+    1 − o/(1 + g) = score + o·g/(1 + g) with o = 1 − score and g = e·o/(n·λ), of which the second form loses no digits;
+    a residual below its own round-off corrects nothing.
     """
     explained = np.maximum(diagonal - residual, 0.0)
     scores = np.minimum(raw, explained / (explained + scorer.shift))
     others = 1.0 - scores
     e = np.where(residual > 8.0 * scorer.residual_error * diagonal, residual, 0.0)
-    estimate = np.where(e > 0, 1.0 - others / (1.0 + e * others / scorer.shift), scores)
+    gain = e * others / scorer.shift
+    estimate = np.minimum(scores + others * (gain / (1.0 + gain)), 1.0)
     return np.column_stack([scores, estimate])

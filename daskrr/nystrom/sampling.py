@@ -83,7 +83,7 @@ def binary_scale(largest: float, n_rows: int) -> int:
 
 def integer_weights(weights: NDArray[np.float64], scale: int) -> NDArray[np.int64]:
     """⌈w·2^scale⌉: zero stays zero, anything else is drawn with positive probability."""
-    return np.ceil(np.ldexp(weights, scale)).astype(np.int64)
+    return np.maximum(np.ceil(np.ldexp(weights, scale)), weights > 0).astype(np.int64)
 
 
 def check_weights(weights: NDArray[np.float64], first_row: int) -> float:

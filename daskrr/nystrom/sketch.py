@@ -60,11 +60,17 @@ def _no_columns(X: NDArray, out: NDArray) -> None:
     """The kernel columns of no landmark at all, which is what is left when the kernel vanishes on all of them."""
 
 
+def _cast(factor: NDArray[np.float64], dtype: np.dtype) -> NDArray:
+    """A factor in the dtype of the tiles; what overflows there is found in the first block."""
+    with np.errstate(over="ignore"):
+        return factor.astype(dtype, copy=False)
+
+
 def _whitener(payload: dict[str, Any], kernel: Kernel, dtype: np.dtype) -> Whitener:
     return Whitener(
         columns=_columns(payload["landmarks"], kernel, dtype),
         diagonal=kernel.diagonal,
-        inverse=payload["factors"][0].astype(dtype, copy=False),
+        inverse=_cast(payload["factors"][0], dtype),
         residual_error=2.0 * payload["n_landmarks"] * payload["kernel_error"],
     )
 
@@ -73,7 +79,7 @@ def _scorer(payload: dict[str, Any], kernel: Kernel, dtype: np.dtype, shift: flo
     return Scorer(
         columns=_columns(payload["landmarks"], kernel, dtype),
         diagonal=kernel.diagonal,
-        factors=tuple(factor.astype(dtype, copy=False) for factor in payload["factors"]),
+        factors=tuple(_cast(factor, dtype) for factor in payload["factors"]),
         shift=shift,
         residual_error=2.0 * payload["n_landmarks"] * payload["kernel_error"],
     )

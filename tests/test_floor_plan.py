@@ -1,0 +1,66 @@
+"""The house has floors, and imports only go down."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "daskrr"
+LIBRARY = {"errors", "kernels", "numerics", "engine", "nystrom"}
+MAY_IMPORT = {
+    "__init__": set(),
+    "errors": set(),
+    "plots": set(),
+    "synthetic": {"errors"},
+    "kernels": {"errors"},
+    "exact": {"errors", "kernels"},
+    "numerics": {"errors"},
+    "engine": {"errors", "numerics"},
+    "nystrom": {"errors", "kernels", "numerics", "engine"},
+    "result": LIBRARY,
+    "leverage": LIBRARY | {"result"},
+    "scoring": LIBRARY | {"result", "leverage"},
+    "apps": LIBRARY | {"result", "leverage", "scoring", "synthetic", "plots"},
+}
+FORBIDDEN = {"numerics": {"dask", "distributed", "zarr"}, "kernels": {"dask", "distributed", "zarr"}}
+
+
+def imports_of(tree: ast.AST) -> list[tuple[str, int]]:
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node.col_offset) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            found += [(f"{node.module}.{alias.name}", node.col_offset) for alias in node.names]
+    return found
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def test_imports__only_go_down_and_stand_at_the_top() -> None:
+    rooms = set()
+    for path in PACKAGE.rglob("*.py"):
+        room = room_of(path)
+        rooms.add(room)
+        for name, indent in imports_of(ast.parse(path.read_text())):
+            parts = name.split(".")
+            assert parts[0] not in FORBIDDEN.get(room, ()), f"{path} imports {name}"
+            if parts[0] == "daskrr" and parts[1] != "__version__":
+                assert indent == 0, f"{path} imports {name} inside a function"
+                assert parts[1] in MAY_IMPORT[room] | {room}, f"{path} imports {name}, which is not below {room}"
+    assert rooms == set(MAY_IMPORT)
+
+
+def test_import__is_light() -> None:
+    script = "import sys, daskrr, daskrr.apps.cli; print(sorted({'numpy', 'dask', 'zarr', 'scipy'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    assert found.stdout.strip() == "[]"
+
+
+def test_names__are_loaded_on_use() -> None:
+    script = "import daskrr; print(daskrr.leverage_scores.__module__, 'exact' in dir(daskrr), daskrr.exact.__name__)"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    assert found.stdout.split() == ["daskrr.leverage", "True", "daskrr.exact"]

@@ -1,0 +1,123 @@
+"""What a run costs, known before it runs."""
+
+import json
+
+import dask.array as da
+import numpy as np
+import pytest
+from strategies import as_zarr, forbidden
+
+import daskrr
+from daskrr.engine.passes import Block, LocalExecutor, block_rows, split
+from daskrr.engine.plan import check_fits, make_plan, measure_matmul
+from daskrr.engine.rows import open_rows
+from daskrr.errors import InvalidParameter
+from daskrr.kernels import Function, Gaussian, Linear
+from daskrr.numerics.tiles import tile_rows
+
+
+def rows(n=1000, d=4):
+    return np.random.default_rng(0).standard_normal((n, d))
+
+
+def plan(X=None, kernel=Gaussian(1.0), n_landmarks=50, **options):
+    return daskrr.plan(rows() if X is None else X, kernel, 1e-2, n_landmarks, **options)
+
+
+# --- Blocks -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_rows", [1, 9, 10, 11, 47])
+def test_split__covers_every_row_once(n_rows):
+    blocks = split(n_rows, 10)
+    assert [row for block in blocks for row in range(block.start, block.stop)] == list(range(n_rows))
+    assert [block.index for block in blocks] == list(range(len(blocks)))
+    assert blocks[0] == Block(0, 0, min(10, n_rows))
+    assert sum(block.n_rows for block in blocks) == n_rows
+
+
+@pytest.mark.parametrize("unit", [1, 7, 1000, 10**6])
+@pytest.mark.parametrize("n_landmarks", [1, 100, 5000, 10**5])
+def test_block_rows__are_whole_chunks(unit, n_landmarks):
+    assert block_rows(n_landmarks, unit) % unit == 0
+    assert block_rows(n_landmarks, unit, 500) == unit * max(1, round(500 / unit))
+
+
+@pytest.mark.parametrize("bad", [0, -5, 2.5, "7", True, float("nan")])
+def test_block_rows__must_be_a_positive_integer(bad):
+    with pytest.raises(InvalidParameter, match="block_rows must be an int of at least 1"):
+        plan(block_rows=bad)
+
+
+# --- Figures ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", [None, 7, 64, 5000])
+@pytest.mark.parametrize(
+    "make", [lambda X: X, lambda X: da.from_array(X, chunks=(30, 2)), lambda X: as_zarr(X, (30, 4))]
+)
+def test_plan__figures_are_consistent(make, block):
+    made = plan(make(rows()), block_rows=block)
+    assert made.n_blocks * made.block_rows >= 1000 > (made.n_blocks - 1) * made.block_rows
+    assert (made.n_rows, made.n_features, made.n_landmarks) == (1000, 4, 50)
+    assert made.tile_rows == tile_rows(50)
+    assert made.flops == 1000 * (4 * 50 * 4 + 3 * 50**2)
+    assert made.bytes_written == 3 * 8 * 1000
+    assert 2 * rows().nbytes <= made.bytes_read <= 3 * rows().nbytes
+    assert made.worker_bytes < made.memory_limit
+    assert made.scheduler_bytes >= 8 * 50**2
+    assert made.n_tasks >= 3 * made.n_blocks
+    assert made.seconds(1e9) == pytest.approx(made.flops / (1e9 * made.n_threads))
+
+
+def test_plan__is_that_of_the_run():
+    options = {"random_state": 0, "block_rows": 64, "dtype": "float32"}
+    result = daskrr.leverage_scores(rows(), Gaussian(1.0), 1e-2, 50, progress=False, **options)
+    assert result.plan == plan(**options)
+    assert result.scores.chunks[0] == tuple(block.n_rows for block in split(1000, 64))
+
+
+def test_plan__grows_with_what_is_asked():
+    small, large = plan(n_landmarks=50), plan(n_landmarks=500)
+    assert small.flops < large.flops
+    assert small.worker_bytes < large.worker_bytes
+    assert plan(dtype="float32", n_landmarks=500).worker_bytes < large.worker_bytes
+    assert plan(kernel=Linear()).readings == small.readings + 1
+    assert plan(kernel=Linear(), sampling="uniform").readings == small.readings
+    assert plan(sampling=np.full(1000, 1e-3)).readings == small.readings + 1
+
+
+def test_plan__counts_no_more_landmarks_than_rows():
+    assert plan(n_landmarks=10**6).flops == plan(n_landmarks=1000).flops
+    assert plan(n_landmarks=None, sampling=np.arange(30)).n_landmarks == 30
+
+
+def test_plan__can_be_read():
+    text = str(plan(as_zarr(rows(), (30, 4))))
+    for part in ("1,000 rows × 4 features", "50 draws", "float64", "tasks", "Tflop", "memory limit", "scheduler"):
+        assert part in text
+    assert "evaluated" in str(plan(da.from_array(rows(), chunks=(30, 4))))
+    figures = json.loads(json.dumps(plan().to_dict()))
+    assert figures["n_rows"] == 1000
+    assert figures["seconds_at_matmul_speed"] > 0
+
+
+def test_measure_matmul__is_a_speed():
+    assert measure_matmul("float32", 64) > 0
+
+
+def test_plan__runs_nothing():
+    def explode(block):
+        raise AssertionError("a block was computed")
+
+    lazy = da.from_array(rows(), chunks=(30, 4)).map_blocks(explode, dtype=float, meta=np.empty((0, 0)))
+    weights = da.full(1000, 1e-3, chunks=99).map_blocks(explode, dtype=float, meta=np.empty(0))
+    made = plan(lazy, Function(forbidden), sampling=weights)
+    assert str(made)
+    with pytest.raises(AssertionError, match="a block was computed"):
+        daskrr.leverage_scores(lazy, Gaussian(1.0), 1e-2, 50, progress=False)
+
+
+def test_check_fits__lets_a_run_without_a_cluster_pass():
+    executor = LocalExecutor()
+    check_fits(make_plan(open_rows(rows()), 10**5, np.dtype(float), False, None, executor), executor)
