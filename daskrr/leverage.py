@@ -19,7 +19,7 @@ import zarr
 from numpy.typing import DTypeLike, NDArray
 
 from daskrr import __version__
-from daskrr.engine.passes import Block, Executor, executor, split
+from daskrr.engine.passes import Executor, Run, executor, split
 from daskrr.engine.plan import Plan, Workers, check_fits, make_plan
 from daskrr.engine.progress import Reporter, Stage, reporter
 from daskrr.engine.rows import Rows, open_rows
@@ -32,6 +32,8 @@ from daskrr.nystrom.sampling import Landmarks, check_seed
 from daskrr.nystrom.selection import check_sampling, draw_landmarks, fetch_rows, resolve_kernel
 from daskrr.nystrom.sketch import NystromSketch, landmark_inputs
 from daskrr.result import LeverageResult
+
+TRACE_FANIN = 256
 
 
 def leverage_scores(
@@ -101,7 +103,9 @@ def leverage_scores(
     check_fits(job.plan, Workers.of(job.executor))
     job.executor.check(job.rows)
     with reporter(progress) as report:
-        return _run_pass_1(job, report)
+        return _run_pass_1(
+            job, Run(job.name, job.rows, split(job.rows.n_rows, job.plan.block_rows), job.executor, report)
+        )
 
 
 def plan(
@@ -140,7 +144,7 @@ def plan(
 class _Job:
     """Checked arguments of a run."""
 
-    run: str
+    name: str
     rows: Rows
     kernel: Kernel
     ridge: float
@@ -149,7 +153,6 @@ class _Job:
     sketch_ridge: float | None
     seed: int
     dtype: np.dtype
-    blocks: list[Block]
     plan: Plan
     executor: Executor
     began: float = field(default_factory=time.perf_counter)
@@ -179,28 +182,14 @@ def _prepare(
     kernel.check_features(rows.shape[1])
     scheme = check_sampling(sampling, rows.n_rows)
     size = _check_landmarks(n_landmarks, scheme)
-    run = uuid.uuid4().hex
-    where = executor(run)
-    weighs = isinstance(scheme, Rows) or (
-        isinstance(scheme, str) and scheme == "diagonal" and not kernel.constant_diagonal
-    )
+    name = uuid.uuid4().hex
+    where = executor(name)
+    by_diagonal = isinstance(scheme, str) and scheme == "diagonal" and not kernel.constant_diagonal
     on = Workers.of(where) if workers is None else Workers.embedded(check_count("workers", workers))
-    made = make_plan(rows, size, tile_dtype, weighs, block_rows, on)
-    blocks = split(rows.n_rows, made.block_rows)
+    made = make_plan(rows, size, tile_dtype, by_diagonal or isinstance(scheme, Rows), block_rows, on)
     return _Job(
-        run,
-        rows,
-        kernel,
-        ridge,
-        n_landmarks,
-        scheme,
-        sketch_ridge or None,
-        seed,
-        tile_dtype,
-        blocks,
-        made,
-        where,
-    )
+        name, rows, kernel, ridge, n_landmarks, scheme, sketch_ridge or None, seed, tile_dtype, made, where
+    )  # fmt: skip
 
 
 def _check_positive(name: str, value: Any) -> float:
@@ -228,58 +217,47 @@ def _check_landmarks(n_landmarks: Any, scheme: str | NDArray[np.int64] | Rows) -
     return check_count("n_landmarks", n_landmarks)
 
 
-def _run_pass_1(job: _Job, report: Reporter) -> LeverageResult:
-    kernel = resolve_kernel(job.executor, job.run, job.rows, job.blocks, job.kernel, job.seed, report)
-    landmarks = draw_landmarks(
-        job.executor, job.run, job.rows, job.blocks, kernel, job.sampling, job.n_landmarks, job.seed, report
-    )  # fmt: skip
-    sketch, whitened = _whiten(job, kernel, landmarks, report)
-    gram, kept, trace = _sum_grams(job, sketch, report)
-    share = check_resolution(whitened["kernel_error"], trace / job.rows.n_rows, job.ridge, sketch.rank, job.dtype)
-    ridged = sketch.algebra.perform(
-        "add_ridge", gram, {"dtype": str(job.dtype), "n_rows": sketch.n_rows, "ridge": job.ridge}
-    )
-    return LeverageResult(
-        job.rows,
-        job.blocks,
-        sketch,
-        kept,
-        job.executor,
-        job.plan,
-        _summary(job, sketch, whitened, ridged, trace, share),
-    )
+def _run_pass_1(job: _Job, run: Run) -> LeverageResult:
+    kernel = resolve_kernel(run, job.kernel, job.seed)
+    landmarks = draw_landmarks(run, kernel, job.sampling, job.n_landmarks, job.seed)
+    sketch, whitened = _whiten(job, run, kernel, landmarks)
+    gram, kept, trace = _sum_grams(run, sketch)
+    share = check_resolution(whitened["kernel_error"], trace / sketch.n_rows, job.ridge, sketch.rank, job.dtype)
+    parameters = {"dtype": str(job.dtype), "n_rows": sketch.n_rows, "ridge": job.ridge}
+    ridged = sketch.algebra.perform("add_ridge", gram, parameters)
+    summary = _summary(job, sketch, whitened, ridged, trace, share)
+    return LeverageResult(run.rows, run.blocks, sketch, kept, run.executor, job.plan, summary)
 
 
-def _whiten(job: _Job, kernel: Kernel, landmarks: Landmarks, report: Reporter) -> tuple[NystromSketch, dict[str, Any]]:
+def _whiten(job: _Job, run: Run, kernel: Kernel, landmarks: Landmarks) -> tuple[NystromSketch, dict[str, Any]]:
     """Fetch the landmarks, form W where they are, and factor it on the scheduler (Algorithm, step 2)."""
-    penalty = None
-    if job.sketch_ridge is not None:
-        penalty = landmarks.penalty(job.rows.n_rows, job.sketch_ridge)
-    X = fetch_rows(job.executor, job.run, job.rows, job.blocks, landmarks.indices, "sample-rows", report)
-    inputs = job.executor.apply("landmark-kernel", partial(landmark_inputs, kernel, job.dtype, penalty), X)
-    place = algebra(job.executor, job.plan.scheduler_bytes)
+    n, d = run.rows.shape
+    penalty = None if job.sketch_ridge is None else landmarks.penalty(n, job.sketch_ridge)
+    X = fetch_rows(run, landmarks.indices, "sample-rows")
+    inputs = run.executor.apply("landmark-kernel", partial(landmark_inputs, kernel, job.dtype, penalty), X)
+    place = algebra(run.executor, job.plan.scheduler_bytes)
     whitened = place.perform("whiten", inputs, {"dtype": str(job.dtype)})
-    if kernel.constant_diagonal:
-        diagonal = float(kernel.diagonal(np.zeros((1, job.rows.shape[1])))[0])
-        check_resolution(whitened["kernel_error"], diagonal, job.ridge, len(whitened["pivots"]), job.dtype)
-    n, d = job.rows.shape
-    shift = shift_of(n, job.ridge)
     rank = len(whitened["pivots"])
-    return NystromSketch(kernel, job.ridge, shift, n, d, job.dtype, landmarks, job.run, place, rank), whitened
+    if kernel.constant_diagonal:
+        diagonal = float(kernel.diagonal(np.zeros((1, d)))[0])
+        check_resolution(whitened["kernel_error"], diagonal, job.ridge, rank, job.dtype)
+    shift = shift_of(n, job.ridge)
+    return NystromSketch(kernel, job.ridge, shift, n, d, job.dtype, landmarks, run.name, place, rank), whitened
 
 
-def _sum_grams(job: _Job, sketch: NystromSketch, report: Reporter) -> tuple[Any, list[Any], float]:
+def _sum_grams(run: Run, sketch: NystromSketch) -> tuple[Any, list[Any], float]:
     """Pass 1: add the blocks' Gram matrices from left to right; keep the residuals where they are."""
     kept: list[Any] = []
     total: Any = None
-    with Stage(report, "pass 1: gram", total=len(job.blocks), total_rows=job.rows.n_rows) as stage:
-        for block, part in zip(job.blocks, job.executor.window(sketch.gram_tasks(job.rows, job.blocks)), strict=True):
-            kept.append(job.executor.apply("keep-residual", _kept, part))
-            total = job.executor.apply("add-grams", _add_grams, part, *([] if total is None else [total]))
+    tasks = sketch.gram_tasks(run.rows, run.blocks)
+    with Stage(run.report, "pass 1: gram", total=len(run.blocks), total_rows=run.rows.n_rows) as stage:
+        for block, part in zip(run.blocks, run.executor.window(tasks), strict=True):
+            kept.append(run.executor.apply("keep-residual", _kept, part))
+            total = run.executor.apply("add-grams", _add_grams, part, *([] if total is None else [total]))
             stage.advance(rows=block.n_rows)
-    traces = [job.executor.apply("sum-diagonal", _diagonal_sums, *kept[i : i + 256]) for i in range(0, len(kept), 256)]
-    trace = math.fsum(value for group in traces for value in job.executor.value(group))
-    return total, kept, trace
+    groups = [kept[i : i + TRACE_FANIN] for i in range(0, len(kept), TRACE_FANIN)]
+    traces = run.executor.values([run.executor.apply("sum-diagonal", _diagonal_sums, *group) for group in groups])
+    return total, kept, math.fsum(value for group in traces for value in group)
 
 
 def _kept(part: GramPart) -> Kept:

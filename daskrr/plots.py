@@ -1,6 +1,7 @@
 """Pictures of leverage scores."""
 
 from os import PathLike
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -19,26 +20,20 @@ _LABEL = 11
 _TITLE = 12.5
 
 
-def outlier_figure(
-    scores: ArrayLike,
-    estimate: ArrayLike,
-    planted: ArrayLike,
-    title: str = "",
-) -> Figure:
+def outlier_figure(scores: ArrayLike, estimate: ArrayLike, planted: ArrayLike, title: str = "") -> Figure:
     """Show how far known outliers stand out in leverage scores and in their estimates.
 
     Parameters
     ----------
-    scores, estimate : array_like
-        Leverage score and estimate of every row.
-    planted : array_like
+    scores, estimate
+        (n,) leverage score and estimate of every row.
+    planted
         Numbers of the rows that are known to be outliers.
-    title : str, optional
+    title
         Line above both panels.
 
     Returns
     -------
-    matplotlib.figure.Figure
         Left the estimates in descending order, right every row by score and estimate.
     """
     values, heights = np.asarray(scores, float), np.asarray(estimate, float)
@@ -53,14 +48,7 @@ def outlier_figure(
 
 
 def save(figure: Figure, path: str | PathLike[str]) -> None:
-    """Write a figure as a PNG file.
-
-    Parameters
-    ----------
-    figure : matplotlib.figure.Figure
-    path : path
-        File to write.
-    """
+    """Write a figure as a PNG file."""
     FigureCanvasAgg(figure).print_png(path)
 
 
@@ -70,16 +58,7 @@ def _draw_ranks(axes: Axes, heights: NDArray[np.float64], marked: NDArray[np.boo
     hit = marked[order]
     count = int(marked.sum())
     axes.plot(ranks, heights[order], color=_ORDINARY, linewidth=2.2, label="all rows", zorder=2)
-    axes.scatter(
-        ranks[hit],
-        heights[order][hit],
-        s=34,
-        facecolor=_PLANTED,
-        edgecolor="white",
-        linewidth=0.6,
-        label=f"planted rows ({count})",
-        zorder=3,
-    )
+    _mark(axes, ranks[hit], heights[order][hit], f"planted rows ({count})")
     axes.axvline(count + 0.5, color=_GUIDE, linestyle="--", linewidth=1)
     axes.text(count * 1.15, 0.04, f"rank {count}", transform=axes.get_xaxis_transform(), color=_GUIDE)
     axes.set(xscale="log", yscale="log", xlim=(0.8, 1.3 * len(order)))
@@ -97,21 +76,17 @@ def _draw_plane(
     shade = axes.hexbin(
         x[~marked], y[~marked], xscale="log", yscale="log", gridsize=60, bins="log", cmap=_blues(), mincnt=1
     )
-    axes.scatter(
-        x[marked],
-        y[marked],
-        s=34,
-        facecolor=_PLANTED,
-        edgecolor="white",
-        linewidth=0.6,
-        label="planted rows",
-        zorder=3,
-    )
+    _mark(axes, x[marked], y[marked], "planted rows")
     bar = axes.figure.colorbar(shade, ax=axes, pad=0.02)
     bar.set_label("ordinary rows per cell", fontsize=_LABEL)
     _guide(axes, x, y)
     _finish(axes, "Ordinary by score alone, outstanding by estimate", "leverage score of the sketch", "estimate")
     axes.legend(loc="lower right", frameon=False, fontsize=_LABEL)
+
+
+def _mark(axes: Axes, x: NDArray[Any], y: NDArray[Any], label: str) -> None:
+    """Dots of the planted rows, above everything else."""
+    axes.scatter(x, y, s=34, facecolor=_PLANTED, edgecolor="white", linewidth=0.6, label=label, zorder=3)
 
 
 def _guide(axes: Axes, x: NDArray[np.float64], y: NDArray[np.float64]) -> None:

@@ -1,8 +1,7 @@
 """Data sets with a known answer, for demonstrations, tests and benchmarks.
 
-:func:`planted_outliers` describes a data set of any length without holding it: every row is a function of
-the seed and of the row number alone, so that any slice can be generated anywhere, in any order and in
-blocks of any size.
+:func:`planted_outliers` describes a data set of any length without holding it: every row is a function of the seed and
+of the row number alone, so that any slice can be generated anywhere, in any order and in blocks of any size.
 """
 
 from dataclasses import dataclass
@@ -31,13 +30,13 @@ class PlantedOutliers:
 
     Attributes
     ----------
-    n_rows, n_features, random_state : int
+    n_rows, n_features, random_state
         What was asked for.
-    centres : numpy.ndarray
+    centres
         Centres of the clusters, one per row.
-    planted : numpy.ndarray
+    planted
         Sorted numbers of the planted rows.
-    outliers : numpy.ndarray
+    outliers
         The planted rows themselves, in the order of ``planted``.
     """
 
@@ -49,18 +48,7 @@ class PlantedOutliers:
     outliers: NDArray[np.float64]
 
     def block(self, start: int, stop: int) -> NDArray[np.float64]:
-        """Generate the rows from ``start`` to ``stop``.
-
-        Parameters
-        ----------
-        start, stop : int
-            Row numbers as in a slice.
-
-        Returns
-        -------
-        numpy.ndarray
-            Array of shape ``(stop - start, n_features)``.
-        """
+        """Generate the rows (stop - start, n_features) from ``start`` to ``stop``, as in a slice."""
         first, last = start // _STREAM_ROWS, -(-stop // _STREAM_ROWS)
         streams = [self._stream(index) for index in range(first, last)]
         rows = np.concatenate([np.empty((0, self.n_features)), *streams])
@@ -82,18 +70,14 @@ def planted_outliers(
 
     Parameters
     ----------
-    n_rows : int, optional
+    n_rows
         Number of rows, the planted ones included.
-    n_features : int, optional
+    n_features
         Number of columns.
-    n_outliers : int, optional
+    n_outliers
         Number of planted rows.
-    random_state : int, optional
+    random_state
         Seed of everything.
-
-    Returns
-    -------
-    PlantedOutliers
 
     Examples
     --------
@@ -119,11 +103,11 @@ def write_demo_store(path: str | PathLike[str], data: PlantedOutliers, chunk_row
 
     Parameters
     ----------
-    path : path
+    path
         Directory of the new array.
-    data : PlantedOutliers
+    data
         What to write.
-    chunk_rows : int, optional
+    chunk_rows
         Rows in one chunk; does not change the data.
     """
     array = zarr.create_array(
@@ -141,19 +125,7 @@ def write_demo_store(path: str | PathLike[str], data: PlantedOutliers, chunk_row
 
 
 def normal_cloud(n_rows: int, n_features: int, random_state: int = 0) -> NDArray[np.float64]:
-    """Draw independent standard normal rows.
-
-    Parameters
-    ----------
-    n_rows, n_features : int
-        Shape of the result.
-    random_state : int, optional
-        Seed.
-
-    Returns
-    -------
-    numpy.ndarray
-    """
+    """Draw independent standard normal rows."""
     return np.random.default_rng(random_state).standard_normal((n_rows, n_features))
 
 
@@ -164,16 +136,12 @@ def heavy_tailed_cloud(
 
     Parameters
     ----------
-    n_rows, n_features : int
+    n_rows, n_features
         Shape of the result.
-    random_state : int, optional
+    random_state
         Seed.
-    freedom : float, optional
+    freedom
         Degrees of freedom; the smaller, the heavier the tails.
-
-    Returns
-    -------
-    numpy.ndarray
     """
     generator = np.random.default_rng(random_state)
     cloud = generator.standard_normal((n_rows, n_features))
@@ -183,21 +151,7 @@ def heavy_tailed_cloud(
 def clusters_with_outliers(
     n_rows: int, n_features: int, n_outliers: int = 5, random_state: int = 0
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Generate a small data set with planted rows in memory.
-
-    Parameters
-    ----------
-    n_rows, n_features, n_outliers : int
-        Size of the data set and number of planted rows in it.
-    random_state : int, optional
-        Seed.
-
-    Returns
-    -------
-    rows : numpy.ndarray
-    planted : numpy.ndarray
-        Sorted numbers of the planted rows.
-    """
+    """Generate a small data set in memory, and the sorted numbers of the rows planted in it."""
     data = planted_outliers(n_rows, n_features, n_outliers, random_state)
     return data.block(0, n_rows), data.planted
 

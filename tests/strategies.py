@@ -129,7 +129,7 @@ SOURCES = {
     "dask by features": lambda X, folder: da.from_array(X, chunks=(5, 1)),
     "zarr": lambda X, folder: as_zarr(X, (5, X.shape[1])),
     "zarr by features": lambda X, folder: as_zarr(X, (5, 1)),
-    "zarr sharded": lambda X, folder: as_zarr(X, (1, 1), shards=(5, X.shape[1])),
+    "zarr sharded": lambda X, folder: as_zarr(X, (1, X.shape[1]), shards=(5, X.shape[1])),
     "zarr format 2": lambda X, folder: as_zarr(X, (5, X.shape[1]), zarr_format=2),
     "path": lambda X, folder: str(as_zarr(X, (5, X.shape[1]), f"{folder}/{next(MEMORY)}.zarr").store.root),
 }

@@ -14,7 +14,10 @@ F64, F32 = np.dtype(np.float64), np.dtype(np.float32)
 U64, U32 = 2.0**-53, 2.0**-24
 
 
-def kernel_matrix(kernel=Gaussian(1.0), n=12, d=3, case="plain", seed=0):
+GAUSSIAN = Gaussian(1.0)
+
+
+def kernel_matrix(kernel=GAUSSIAN, n=12, d=3, case="plain", seed=0):
     rng = np.random.default_rng(seed)
     X = CASES[case](rng, rng.standard_normal((n, d)))
     W = kernel(X, X)

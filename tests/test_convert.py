@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from daskrr.apps.convert import convert, select, staged
+from daskrr.apps.convert import convert, staged
+from daskrr.apps.tables import select
 from daskrr.errors import InvalidData, InvalidParameter, OutputExists, SourceChanged
 
 TABLE = np.random.default_rng(3).standard_normal((1000, 3)) * [1, 10, 100] + [5, 0, -7]

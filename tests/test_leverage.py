@@ -89,7 +89,7 @@ def test_scores__never_exceed_the_exact_ones_of_more_rows(kernel, case, tiles):
     rng = np.random.default_rng(7)
     X = CASES[case](rng, rng.standard_normal((130, 6)))
     diagonal = kernel.diagonal(X)
-    for relative in (1e-4, 1e-2) if tiles == "float64" else (1e-2,):
+    for relative in (1e-4, 1e-2) if tiles == "float64" else (1e-3,):
         ridge = relative * float(diagonal.mean())
         scored = score(X, kernel, ridge, 50, sampling="uniform", block_rows=37, dtype=tiles)
         check_bounds(scored, diagonal)
@@ -520,10 +520,6 @@ GOOD = {"kernel": Gaussian(1.0), "ridge": 0.1, "n_landmarks": 5}
         ({"n_landmarks": True}, "n_landmarks must be an int"),
         ({"n_landmarks": None}, "n_landmarks must be an int"),
         ({"n_landmarks": "5"}, "n_landmarks must be an int"),
-        ({"n_landmarks": None, "sampling": [0, 60]}, "index 60 is out of range: X has 60 rows"),
-        ({"n_landmarks": None, "sampling": [0, -1]}, "index -1 is out of range"),
-        ({"n_landmarks": 3, "sampling": [0, 1]}, "n_landmarks=3, but sampling gives 2"),
-        ({"n_landmarks": None, "sampling": np.empty(0, int)}, "non-empty 1-D integer"),
         ({"n_landmarks": None, "sampling": np.full(60, 1 / 60)}, "n_landmarks"),
         ({"sampling": "leverage"}, "sampling must be one of uniform, diagonal"),
         ({"sampling": np.ones(60, bool)}, "either 60 probabilities .* or the row numbers"),
@@ -545,11 +541,22 @@ GOOD = {"kernel": Gaussian(1.0), "ridge": 0.1, "n_landmarks": 5}
 )
 @pytest.mark.parametrize("call", [daskrr.plan, daskrr.leverage_scores])
 def test_arguments__out_of_range_are_refused(change, message, call):
-    late = {"out of range", "sampling gives", "non-empty"}
-    if call is daskrr.plan and any(part in message for part in late):
-        pytest.skip("a plan does not look at the indices")
     with pytest.raises(InvalidParameter, match=message):
         call(rows(), **GOOD | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sampling": [0, 60]}, "index 60 is out of range: X has 60 rows"),
+        ({"sampling": [0, -1]}, "index -1 is out of range"),
+        ({"n_landmarks": 3, "sampling": [0, 1]}, "n_landmarks=3, but sampling gives 2"),
+        ({"sampling": np.empty(0, int)}, "non-empty 1-D integer"),
+    ],
+)
+def test_indices__that_are_no_rows_are_refused(change, message):
+    with pytest.raises(InvalidParameter, match=message):
+        score(rows(), Gaussian(1.0), 0.1, **change)
 
 
 @pytest.mark.parametrize("source", ["numpy", "dask", "zarr"])
@@ -569,10 +576,10 @@ def test_rows__that_are_not_finite_are_named(source, bad, dtype, tmp_path):
 @pytest.mark.parametrize("sampling", ["uniform", "diagonal", [0, 1]])
 def test_rows__that_overflow_the_kernel_are_refused(tiles, size, kernel, sampling):
     X = rows()
-    with pytest.raises(InvalidData, match="overflow|not finite|must be finite"):
+    with pytest.raises(InvalidData, match=r"overflow|not finite|must be finite"):
         score(size * X, kernel, 0.1, None if sampling == [0, 1] else 5, sampling=sampling, dtype=tiles)
     X[40] = size
-    with pytest.raises(InvalidData, match="overflow|not finite|must be finite"):
+    with pytest.raises(InvalidData, match=r"overflow|not finite|must be finite"):
         score(X, kernel, 0.1, sampling=[0, 1], dtype=tiles)
 
 

@@ -9,9 +9,8 @@ from strategies import as_zarr, forbidden
 
 import daskrr
 from daskrr.engine.passes import Block, LocalExecutor, block_rows, split
-from daskrr.engine.plan import check_fits, make_plan, measure_matmul
-from daskrr.engine.rows import open_rows
-from daskrr.errors import InvalidParameter
+from daskrr.engine.plan import Workers, check_fits, measure_matmul
+from daskrr.errors import DoesNotFit, InvalidParameter
 from daskrr.kernels import Function, Gaussian, Linear
 from daskrr.numerics.tiles import tile_rows
 
@@ -20,7 +19,10 @@ def rows(n=1000, d=4):
     return np.random.default_rng(0).standard_normal((n, d))
 
 
-def plan(X=None, kernel=Gaussian(1.0), n_landmarks=50, **options):
+GAUSSIAN = Gaussian(1.0)
+
+
+def plan(X=None, kernel=GAUSSIAN, n_landmarks=50, **options):
     return daskrr.plan(rows() if X is None else X, kernel, 1e-2, n_landmarks, **options)
 
 
@@ -118,6 +120,19 @@ def test_plan__runs_nothing():
         daskrr.leverage_scores(lazy, Gaussian(1.0), 1e-2, 50, progress=False)
 
 
-def test_check_fits__lets_a_run_without_a_cluster_pass():
-    executor = LocalExecutor()
-    check_fits(make_plan(open_rows(rows()), 10**5, np.dtype(float), False, None, executor), executor)
+def test_plan__takes_a_number_of_workers():
+    alone, four = plan(workers=1), plan(workers=4)
+    assert (alone.n_threads, four.n_threads) == (1, 4)
+    assert alone.bytes_moved < four.bytes_moved
+    assert alone.flops == four.flops
+    with pytest.raises(InvalidParameter, match="workers must be an int of at least 1"):
+        plan(workers=0)
+
+
+def test_check_fits__names_the_worker_without_room():
+    made = plan(n_landmarks=500)
+    limits = {"tcp://a": made.memory_limit, "tcp://b": 0}
+    check_fits(made, Workers(2, 1, 2, limits, apart=True))
+    check_fits(made, Workers.of(LocalExecutor()))
+    with pytest.raises(DoesNotFit, match=r"500 landmarks need .* worker tcp://c has 1 MiB"):
+        check_fits(made, Workers(3, 1, 3, limits | {"tcp://c": 2**20}, apart=True))

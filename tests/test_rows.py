@@ -172,7 +172,7 @@ def test_open_rows__refuses_what_are_no_rows(X, message):
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (3,)])
 def test_open_rows__refuses_a_zarr_array_that_has_no_rows(shape):
     array = zarr.create_array(MemoryStore(), shape=shape, dtype="f8", chunks=tuple(max(1, size) for size in shape))
-    with pytest.raises(InvalidData, match="empty|dimension"):
+    with pytest.raises(InvalidData, match=r"empty|dimension"):
         open_rows(array)
 
 
@@ -256,7 +256,7 @@ def test_missing_chunks__inside_a_shard_are_refused_when_read(dtype, fill):
         MemoryStore(), shape=X.shape, dtype=dtype, chunks=(2, 3), shards=(10, 3), fill_value=np.dtype(dtype).type(fill)
     )
     array[:6], array[10:] = X[:6], X[10:]
-    with pytest.raises(MissingChunks, match="the chunk with row 6 .* was never written"):
+    with pytest.raises(MissingChunks, match=r"the chunk with row 6 .* was never written"):
         read(open_rows(array))
     assert np.all(np.concatenate(read(open_rows(array, missing_chunks="fill")))[6:10] == fill)
     with pytest.raises(MissingChunks, match="never written"):
@@ -307,7 +307,7 @@ def test_damaged_chunks__are_named_by_their_rows(codec, damage, tmp_path):
     damage(chunk_files(tmp_path / "x.zarr")[2])
     rows = open_rows(array)
     np.testing.assert_array_equal(np.concatenate(read(rows, 0, 10)), data()[:10])
-    with pytest.raises(InvalidData, match="cannot read rows 10–14 of .*x.zarr"):
+    with pytest.raises(InvalidData, match=r"cannot read rows 10–14 of .*x.zarr"):
         read(rows, 10, 15)
     with pytest.raises(InvalidData, match="cannot read rows 10–14"):
         score(array, Linear(), 0.1, 5, block_rows=5)
@@ -318,7 +318,7 @@ def test_damaged_shards__are_named_by_their_rows(damage, tmp_path):
     codecs = {"compressors": [Crc32cCodec()], "serializer": BytesCodec()}
     array = as_zarr(data(), (1, 3), str(tmp_path / "x.zarr"), shards=(5, 3), **codecs)
     damage(chunk_files(tmp_path / "x.zarr")[2])
-    with pytest.raises(InvalidData, match="rows 10–14 of .*x.zarr"):
+    with pytest.raises(InvalidData, match=r"rows 10–14 of .*x.zarr"):
         read(open_rows(array), 10, 15)
 
 

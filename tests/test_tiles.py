@@ -1,5 +1,6 @@
 """One block of rows, tile by tile, against dense algebra."""
 
+import itertools
 import zlib
 
 import numpy as np
@@ -19,7 +20,10 @@ def rows(n=30, d=2, seed=0):
     return np.random.default_rng(seed).standard_normal((n, d))
 
 
-def prepared(X, Z, kernel=Gaussian(1.0), dtype=F64, combined=False):
+GAUSSIAN = Gaussian(1.0)
+
+
+def prepared(X, Z, kernel=GAUSSIAN, dtype=F64, combined=False):
     """Whitener and scorer for landmarks Z, the ridge from the Gram matrix of X."""
     W = kernel(Z, Z)
     whitening = algebra.whiten(W, algebra.UNIT_ROUNDOFF[dtype], dtype)
@@ -45,7 +49,7 @@ def cut(X, heights):
 def test_tile_rows__are_powers_of_two_that_bound_the_work():
     heights = [tiles.tile_rows(p) for p in range(0, 30000, 97)]
     assert all(height & (height - 1) == 0 and height >= 32 for height in heights)
-    assert all(a >= b for a, b in zip(heights, heights[1:], strict=False))
+    assert all(a >= b for a, b in itertools.pairwise(heights))
     assert all(tiles.tile_rows(p) * p**2 <= tiles.TILE_FLOPS for p in (1, 500, 4000, 11000))
 
 
@@ -111,9 +115,9 @@ def test_gram_block__names_rows_that_are_not_finite():
     X[[3, 5, 7, 9, 11, 13], 1] = np.nan
     X[30, 0] = np.inf
     whitener, _, _ = prepared(rows(), rows(5, seed=1))
-    with pytest.raises(InvalidData, match="rows 100–119 .* in 6 rows: 103, 105, 107, 109, 111, …. Remove"):
+    with pytest.raises(InvalidData, match=r"rows 100–119 .* in 6 rows: 103, 105, 107, 109, 111, …. Remove"):
         tiles.gram_block(whitener, cut(X, [20, 20]), 100)
-    with pytest.raises(InvalidData, match="rows 120–139 .* in 1 rows: 130. Remove"):
+    with pytest.raises(InvalidData, match=r"rows 120–139 .* in 1 rows: 130. Remove"):
         tiles.gram_block(whitener, cut(X[20:], [20]), 120)
 
 
@@ -165,10 +169,10 @@ def test_score_block__notices_a_block_that_changed(combined):
     X = rows(20)
     whitener, scorer, _ = prepared(X, X[:3], combined=combined)
     kept = tiles.gram_block(whitener, [X], 40).kept
-    with pytest.raises(SourceChanged, match="rows from 40 changed.*20 rows with checksum .* 19 rows"):
+    with pytest.raises(SourceChanged, match=r"rows from 40 changed.*20 rows with checksum .* 19 rows"):
         tiles.score_block(scorer, [X[:-1]], 40, kept)
     X[11, 1] = np.nextafter(X[11, 1], 9)
-    with pytest.raises(SourceChanged, match="20 rows with checksum [0-9a-f]{8}, pass 2 20 rows"):
+    with pytest.raises(SourceChanged, match=r"20 rows with checksum [0-9a-f]{8}, pass 2 20 rows"):
         tiles.score_block(scorer, [X], 40, kept)
 
 

@@ -51,16 +51,7 @@ class Commands(click.Group):
     """A group that turns every failure into one message and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the chosen command.
-
-        Parameters
-        ----------
-        ctx : click.Context
-
-        Returns
-        -------
-        object
-        """
+        """Run the chosen command."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

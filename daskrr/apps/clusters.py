@@ -24,17 +24,16 @@ def local_cluster(
 
     Parameters
     ----------
-    workers : int, optional
+    workers
         Number of single-threaded processes, by default one for each core this process may use.
-    memory_limit : str or int, optional
+    memory_limit
         Memory of each worker, such as ``"2GiB"``; by default an equal share of the machine's memory.
-    dashboard : bool, optional
+    dashboard
         Whether to serve the Dask dashboard, on a free port.
 
     Returns
     -------
-    distributed.LocalCluster
-        To be closed by the caller.
+        The cluster, to be closed by the caller.
     """
     count = CPU_COUNT if workers is None else workers
     if count < 1:
@@ -55,13 +54,8 @@ def local_cluster(
 def dask_setup(worker: Any) -> None:
     """Make a starting worker ignore the interrupt key; Dask calls this for preloaded modules.
 
-    The key reaches every process of the terminal. This one answers it by stopping the workers, which need
-    not each print how they were interrupted.
-
-    Parameters
-    ----------
-    worker : distributed.Worker
-        The worker that starts.
+    The key reaches every process of the terminal. The one that started the workers answers it by stopping them, and
+    they need not each print how they were interrupted.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -79,24 +73,20 @@ def connect(
 
     Parameters
     ----------
-    scheduler : str, optional
-        Address of a running scheduler, such as ``"tcp://10.0.0.1:8786"``. Without one a cluster is started
-        on this machine and stopped at the end.
-    workers, memory_limit : optional
+    scheduler
+        Address of a running scheduler, such as ``"tcp://10.0.0.1:8786"``. Without one a cluster is started on this
+        machine and stopped at the end.
+    workers, memory_limit
         Size of the cluster to start, as in :func:`local_cluster`.
-    worker_seconds : float, optional
+    worker_seconds
         How long to wait for the first worker of a running scheduler.
-    echo : callable, optional
+    echo
         Takes the line that tells where the dashboard is; standard error by default.
-
-    Yields
-    ------
-    distributed.Client
 
     Raises
     ------
     SourceUnreachable
-        If no scheduler answers at the address, or it has no workers.
+        No scheduler answers at the address, or it has no workers.
     """
     if scheduler is None:
         client_of = _embedded(workers, memory_limit)

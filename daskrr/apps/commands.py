@@ -47,17 +47,7 @@ _DEMO_SHARE = 0.95
 
 
 def failure(error: Exception) -> tuple[str, int]:
-    """Describe a failure and give its exit code.
-
-    Parameters
-    ----------
-    error : Exception
-
-    Returns
-    -------
-    message : str
-    code : int
-    """
+    """Describe a failure and give its exit code."""
     code = next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 1)
     if isinstance(error, errors.DaskrrError):
         return str(error), code
@@ -276,13 +266,9 @@ def make_kernel(options: Mapping[str, Any]) -> kernels.Kernel:
 
     Parameters
     ----------
-    options : mapping
-        Values of ``kernel``, ``kernel_spec`` and ``allow_function``, and of every parameter of a kernel, None
-        where the option was not given.
-
-    Returns
-    -------
-    daskrr.kernels.Kernel
+    options
+        Values of ``kernel``, ``kernel_spec`` and ``allow_function``, and of every parameter of a kernel, None where the
+        option was not given.
     """
     kind, text, allowed = options["kernel"], options["kernel_spec"], options["allow_function"]
     extra = ("kernel", "kernel_spec", "allow_function")

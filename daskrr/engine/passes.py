@@ -26,6 +26,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 from daskrr import __version__
 from daskrr.engine.opaque import call_sealed, seal
+from daskrr.engine.progress import Reporter
 from daskrr.engine.rows import Rows, check_reachable, is_process_bound
 from daskrr.errors import DaskrrError, SourceUnreachable, check_count
 
@@ -106,6 +107,17 @@ class Executor(Protocol):
 
     def check(self, rows: Rows) -> None:
         """Raise unless every worker can read ``rows``."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: its name, the rows and their blocks, where tasks are executed, and who is told of progress."""
+
+    name: str
+    rows: Rows
+    blocks: list[Block]
+    executor: Executor
+    report: Reporter
 
 
 class LocalExecutor:

@@ -1,17 +1,15 @@
 """One stream of events that every display of a running computation is fed from.
 
-A computation announces its stages with :class:`Stage`, which sends an :class:`Event` to one callable, the
-reporter. Bars, log lines and anything a caller writes are all reporters, so the engine knows none of them.
+A computation announces its stages with :class:`Stage`, which sends an :class:`Event` to one callable, the reporter.
+Bars, log lines and anything a caller writes are all reporters, so the engine knows none of them.
 """
 
 import atexit
 import logging
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self, TextIO
 
 from rich.console import Console
@@ -24,19 +22,19 @@ LOGGER = logging.getLogger("daskrr.progress")
 class Event:
     """State of one stage at one moment.
 
-    Parameters
+    Attributes
     ----------
-    stage : str
-        Readable name of the stage, such as ``"pass 1 gram"``.
-    done, total : int
+    stage
+        Readable name of the stage.
+    done, total
         Blocks finished and blocks in the stage. ``done=0`` announces a stage, ``done=total`` ends it.
-    rows, total_rows : int
+    rows, total_rows
         Rows finished and rows in the stage; ``total_rows=0`` for a stage that does not go over rows.
-    seconds : float
+    seconds
         Time since the stage was announced.
-    message : str, optional
+    message
         Anything worth telling beside the numbers.
-    stopped : bool, optional
+    stopped
         Whether the stage ends here without being complete, after an error or an interrupt.
     """
 
@@ -75,19 +73,19 @@ class Stage:
 
     Parameters
     ----------
-    report : Reporter
+    report
         Where the events go.
-    name : str
+    name
         Readable name of the stage.
-    total : int
+    total
         Number of blocks.
-    total_rows : int, optional
+    total_rows
         Number of rows, 0 for a stage that does not go over rows.
 
     Examples
     --------
     >>> seen = []
-    >>> with Stage(seen.append, "pass 1 gram", total=2, total_rows=20) as stage:
+    >>> with Stage(seen.append, "pass 1: gram", total=2, total_rows=20) as stage:
     ...     stage.advance(rows=10)
     ...     stage.advance(rows=10)
     >>> [event.done for event in seen]
@@ -95,51 +93,29 @@ class Stage:
     """
 
     def __init__(self, report: Reporter, name: str, total: int, total_rows: int = 0) -> None:
-        self._report = report
-        self._name = name
-        self._total = total
-        self._total_rows = total_rows
-        self._done = 0
-        self._rows = 0
+        self._report, self._name = report, name
+        self._total, self._total_rows = total, total_rows
+        self._done = self._rows = 0
         self._started = 0.0
-        # Blocks may finish on several threads; a reporter is never called twice at the same time.
-        self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         self._started = time.perf_counter()
-        with self._lock:
-            self._send()
+        self._send()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        with self._lock:
-            if self._done >= self._total:
-                return
-            if kind is None:
-                self._done = self._total
-                self._send()
-            else:
-                self._send(message=kind.__name__, stopped=True)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._done >= self._total:
+            return
+        if kind is None:
+            self.advance(self._total)
+        else:
+            self._send(kind.__name__, stopped=True)
 
-    def advance(self, blocks: int = 1, rows: int = 0, message: str = "") -> None:
-        """Report that more blocks are finished.
-
-        Parameters
-        ----------
-        blocks, rows : int, optional
-            What was finished since the last call.
-        message : str, optional
-            Anything worth telling beside the numbers.
-        """
-        with self._lock:
-            self._done = min(self._done + blocks, self._total)
-            self._rows += rows
-            self._send(message)
+    def advance(self, blocks: int = 1, rows: int = 0) -> None:
+        """Report that so many more blocks and rows are finished."""
+        self._done = min(self._done + blocks, self._total)
+        self._rows += rows
+        self._send()
 
     def _send(self, message: str = "", stopped: bool = False) -> None:
         seconds = time.perf_counter() - self._started
@@ -148,10 +124,7 @@ class Stage:
 
 
 class Display:
-    """A reporter with something to put away at the end; this one shows nothing.
-
-    Calling it takes an event. Leaving a ``with`` block closes it.
-    """
+    """A reporter with something to put away at the end, when a ``with`` block is left; this one shows nothing."""
 
     def __call__(self, event: Event) -> None:
         """Take an event."""
@@ -159,12 +132,7 @@ class Display:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -176,14 +144,9 @@ def reporter(progress: Reporter | bool | None = None) -> Display:
 
     Parameters
     ----------
-    progress : callable, bool or None
-        A callable receives every event. None shows a bar when standard error is a terminal and writes log
-        records otherwise. True shows plain lines on standard error in the second case. False is silent.
-
-    Returns
-    -------
-    Display
-        To be called with events, and closed or used as a context manager.
+    progress
+        A callable receives every event. None shows a bar when standard error is a terminal and writes log records
+        otherwise. True shows plain lines on standard error in the second case. False is silent.
     """
     if isinstance(progress, Display):
         return progress
@@ -197,13 +160,7 @@ def reporter(progress: Reporter | bool | None = None) -> Display:
 
 
 class Relay(Display):
-    """Hand every event on to a function.
-
-    Parameters
-    ----------
-    receive : callable
-        Takes an :class:`Event`.
-    """
+    """Hand every event on to a function."""
 
     def __init__(self, receive: Reporter) -> None:
         self._receive = receive
@@ -218,9 +175,9 @@ class Lines(Display):
 
     Parameters
     ----------
-    stream : text stream, optional
+    stream
         Where the lines go; without one they become INFO records of the logger ``daskrr.progress``.
-    every : float, optional
+    every
         Least number of seconds between two lines within a stage.
     """
 
@@ -246,15 +203,13 @@ class Lines(Display):
 class Bar(Display):
     """Show the running stage as a bar on a terminal and leave one line per finished stage.
 
+    The terminal is given back at the end of every stage, by :meth:`close`, and at the latest when the interpreter
+    exits.
+
     Parameters
     ----------
-    console : rich.console.Console, optional
+    console
         Where to draw, standard error by default.
-
-    Notes
-    -----
-    The terminal is given back at the end of every stage, by :meth:`close`, on leaving a ``with`` block, and
-    at the latest when the interpreter exits.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -275,7 +230,7 @@ class Bar(Display):
         live.update(self._task, completed=event.done, total=event.total, figures=_short(event))
 
     def close(self) -> None:
-        """Take the bar off the terminal; safe to call at any time and more than once."""
+        """Take the bar off the terminal."""
         live, self._live = self._live, None
         if live is not None:
             atexit.unregister(self.close)
@@ -303,61 +258,34 @@ class Bar(Display):
 def describe(event: Event) -> str:
     """Put an event into one line of text.
 
-    Parameters
-    ----------
-    event : Event
-
-    Returns
-    -------
-    str
-
     Examples
     --------
-    >>> describe(Event("pass 1 gram", 2, 4, 2000, 4000, 10.0))
-    'pass 1 gram, 2/4 blocks, 2,000 rows, 200 rows/s, 10 s left'
+    >>> describe(Event("pass 1: gram", 2, 4, 2000, 4000, 10.0))
+    'pass 1: gram, 2/4 blocks, 2,000 rows, 200 rows/s, 10 s left'
     """
-    note = f" ({event.message})" if event.message else ""
+    blocks = f"{event.done}/{event.total} blocks"
+    rate = [f"{event.rows:,} rows", f"{amount(event.rate)} rows/s"] if event.rows else []
     if event.stopped:
-        return f"{event.stage}, stopped at {event.done}/{event.total} blocks{note}"
-    if event.ended:
-        rows = f", {event.rows:,} rows, {amount(event.rate)} rows/s" if event.rows else ""
-        return f"{event.stage}, done in {duration(event.seconds)}{rows}{note}"
-    if event.done == 0:
-        rows = f", {event.total_rows:,} rows" if event.total_rows else ""
-        return f"{event.stage}, {_blocks(event.total)}{rows}{note}"
-    return f"{event.stage}, {_figures(event)}{note}"
-
-
-def _figures(event: Event) -> str:
-    parts = [f"{event.done}/{event.total} blocks"]
-    if event.rows:
-        parts += [f"{event.rows:,} rows", f"{amount(event.rate)} rows/s"]
-    if event.remaining is not None:
-        parts.append(f"{duration(event.remaining)} left")
-    return ", ".join(parts)
+        parts = [f"stopped at {blocks}"]
+    elif event.ended:
+        parts = [f"done in {duration(event.seconds)}", *rate]
+    elif event.remaining is None:
+        parts = ["1 block" if event.total == 1 else f"{event.total} blocks"]
+        parts += [f"{event.total_rows:,} rows"] if event.total_rows else []
+    else:
+        parts = [blocks, *rate, f"{duration(event.remaining)} left"]
+    return ", ".join([event.stage, *parts]) + (f" ({event.message})" if event.message else "")
 
 
 def _short(event: Event) -> str:
-    # Eighty columns must hold the name, the bar and the elapsed time beside this.
+    """The figures beside a bar; eighty columns must hold the name, the bar and the elapsed time too."""
     left = "" if event.remaining is None else f"{duration(event.remaining)} left"
     rate = f"{amount(event.rate)} rows/s" if event.rows else ""
     return "  ".join(part for part in (f"{event.done}/{event.total}", rate, left) if part)
 
 
-def _blocks(count: int) -> str:
-    return "1 block" if count == 1 else f"{count} blocks"
-
-
 def amount(value: float) -> str:
     """Shorten a number to three digits and a suffix.
-
-    Parameters
-    ----------
-    value : float
-
-    Returns
-    -------
-    str
 
     Examples
     --------
@@ -372,14 +300,6 @@ def amount(value: float) -> str:
 
 def duration(seconds: float) -> str:
     """Write a time span the way people read it.
-
-    Parameters
-    ----------
-    seconds : float
-
-    Returns
-    -------
-    str
 
     Examples
     --------

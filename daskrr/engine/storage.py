@@ -34,6 +34,7 @@ class OutputStore:
 
     def __init__(self, target: str | os.PathLike, overwrite: bool) -> None:
         self.target = os.fspath(target)
+        self.overwrite = overwrite
         self.local = "://" not in self.target
         if self.local:
             self.target = os.path.abspath(self.target)
@@ -69,7 +70,9 @@ class OutputStore:
             )
 
     def commit(self, attributes: dict[str, Any]) -> None:
-        """Write the attributes, then put the result in its place."""
+        """Write the attributes, then put the result in its place, unless something else has come there meanwhile."""
+        if self.local:
+            _check_target(self.target, self.overwrite)
         group = zarr.open_group(self.path, mode="r+")
         group.attrs[RESULT_KEY] = {"format": FORMAT} | attributes
         if self.local:

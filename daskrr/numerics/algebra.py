@@ -85,7 +85,7 @@ class RidgeFactor:
 
 def kernel_error(tile: NDArray, W: NDArray, tile_dtype: np.dtype) -> float:
     """Entry error of the tile kernel on the landmarks: at least the unit roundoff, twice the largest seen."""
-    scale = np.sqrt(np.diagonal(W))
+    scale = np.sqrt(np.maximum(np.diagonal(W), 0.0))
     kept = scale > 0
     if not kept.any():
         return UNIT_ROUNDOFF[tile_dtype]

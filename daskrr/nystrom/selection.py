@@ -1,7 +1,7 @@
 """From a sampling scheme to landmarks: the passes over the rows that a draw needs, and the drawn rows themselves."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,10 +10,10 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from daskrr.engine.passes import Block, Executor, task
-from daskrr.engine.progress import Reporter, Stage
+from daskrr.engine.passes import Executor, Run, task
+from daskrr.engine.progress import Stage
 from daskrr.engine.rows import Rows, open_rows, pieces
-from daskrr.errors import InvalidData, InvalidParameter
+from daskrr.errors import InvalidData, InvalidParameter, check_count
 from daskrr.kernels import Kernel
 from daskrr.numerics.tiles import check_finite
 from daskrr.nystrom import sampling as draws
@@ -50,55 +50,42 @@ def check_sampling(sampling: Any, n_rows: int) -> str | NDArray[np.int64] | Rows
 
 
 def draw_landmarks(
-    executor: Executor,
-    run: str,
-    rows: Rows,
-    blocks: Sequence[Block],
-    kernel: Kernel,
-    sampling: str | NDArray[np.int64] | Rows,
-    n_landmarks: int | None,
-    seed: int,
-    report: Reporter,
+    run: Run, kernel: Kernel, sampling: str | NDArray[np.int64] | Rows, n_landmarks: int | None, seed: int
 ) -> Landmarks:
     """Draw the landmarks (Algorithm, step 1); only weights that differ from row to row cost a pass."""
     if isinstance(sampling, np.ndarray):
-        return draws.given(sampling, rows.n_rows, n_landmarks)
-    if n_landmarks is None:
-        raise InvalidParameter("n_landmarks is needed unless sampling names the landmarks by row number")
+        return draws.given(sampling, run.rows.n_rows, n_landmarks)
+    size = check_count("n_landmarks", n_landmarks)
     generator = draws.stream(seed, "landmarks")
     if isinstance(sampling, str) and (sampling == "uniform" or kernel.constant_diagonal):
-        return draws.draw_uniform(rows.n_rows, n_landmarks, generator)
-    source = sampling if isinstance(sampling, Rows) else rows
-    diagonal_of = None if isinstance(sampling, Rows) else kernel
-    return _draw_weighted(executor, run, source, blocks, diagonal_of, n_landmarks, generator, report)
+        return draws.draw_uniform(run.rows.n_rows, size, generator)
+    if isinstance(sampling, Rows):
+        return _draw_weighted(run, sampling, None, size, generator)
+    return _draw_weighted(run, run.rows, kernel, size, generator)
 
 
 def _draw_weighted(
-    executor: Executor,
-    run: str,
-    source: Rows,
-    blocks: Sequence[Block],
-    kernel: Kernel | None,
-    size: int,
-    generator: np.random.Generator,
-    report: Reporter,
+    run: Run, source: Rows, kernel: Kernel | None, size: int, generator: np.random.Generator
 ) -> Landmarks:
     """Draw by weights: one light pass for the weights, which stay on the workers, then sums and draws."""
-    source = source.anew(f"weigh-rows-{run}")
-    tasks = (
-        task("weigh-rows", run, b.index, partial(_weigh, kernel), source.source(b.start, b.stop), b.start)
-        for b in blocks
-    )
-    with Stage(report, "weigh rows", total=len(blocks), total_rows=source.n_rows) as stage:
-        handles = []
-        for block, handle in zip(blocks, executor.window(tasks), strict=True):
+    source = source.anew(f"weigh-rows-{run.name}")
+    weigh = partial(_weigh, kernel)
+    tasks = (task("weigh-rows", run.name, b.index, weigh, source.source(b.start, b.stop), b.start) for b in run.blocks)
+    handles = []
+    with Stage(run.report, "weigh rows", total=len(run.blocks), total_rows=source.n_rows) as stage:
+        for block, handle in zip(run.blocks, run.executor.window(tasks), strict=True):
             handles.append(handle)
             stage.advance(rows=block.n_rows)
-    ranges = executor.values([executor.apply("weights-range", _range, handle) for handle in handles])
+    ranges = _each(run.executor, "weights-range", _range, handles)
     _check_total(math.fsum(total for _, total in ranges), kernel is None)
     scale = draws.binary_scale(max(largest for largest, _ in ranges), source.n_rows)
-    sums = executor.values([executor.apply("weights-sum", _integer_sum, handle, scale) for handle in handles])
-    return _locate_rows(executor, blocks, handles, np.array(sums, np.int64), scale, size, generator)
+    sums = _each(run.executor, "weights-sum", partial(_integer_sum, scale), handles)
+    return _locate_rows(run, handles, np.array(sums, np.int64), scale, size, generator)
+
+
+def _each(executor: Executor, name: str, function: Callable, handles: Sequence[Any]) -> list[Any]:
+    """The small results of ``function`` on each handle."""
+    return executor.values([executor.apply(name, function, handle) for handle in handles])
 
 
 def _check_total(total: float, is_probability: bool) -> None:
@@ -126,26 +113,26 @@ def _range(weights: NDArray[np.float64]) -> tuple[float, float]:
     return float(weights.max()), math.fsum(weights)
 
 
-def _integer_sum(weights: NDArray[np.float64], scale: int) -> int:
+def _integer_sum(scale: int, weights: NDArray[np.float64]) -> int:
     return int(draws.integer_weights(weights, scale).sum())
 
 
 def _locate_rows(
-    executor: Executor,
-    blocks: Sequence[Block],
+    run: Run,
     handles: Sequence[Any],
     sums: NDArray[np.int64],
     scale: int,
     size: int,
     generator: np.random.Generator,
 ) -> Landmarks:
+    """Locate the draws among the blocks here, and within each block where its weights are."""
     total = int(sums.sum())
     places, offsets = draws.locate(draws.draw_integers(total, size, generator), sums)
     hit = np.unique(places)
-    found = executor.values(
-        [executor.apply("locate-rows", _locate_in_block, handles[i], scale, offsets[places == i]) for i in hit]
+    found = run.executor.values(
+        [run.executor.apply("locate-rows", _locate_in_block, handles[i], scale, offsets[places == i]) for i in hit]
     )
-    rows = [positions + blocks[i].start for i, (positions, _) in zip(hit, found, strict=True)]
+    rows = [positions + run.blocks[i].start for i, (positions, _) in zip(hit, found, strict=True)]
     weights = [integers for _, integers in found]
     return draws.merge(np.concatenate(rows), np.concatenate(weights) / total)
 
@@ -158,32 +145,24 @@ def _locate_in_block(
     return positions.astype(np.int64), integers[positions]
 
 
-def fetch_rows(
-    executor: Executor,
-    run: str,
-    rows: Rows,
-    blocks: Sequence[Block],
-    indices: NDArray[np.int64],
-    name: str,
-    report: Reporter,
-) -> Any:
+def fetch_rows(run: Run, indices: NDArray[np.int64], name: str) -> Any:
     """Handle of the rows ``indices`` (ascending) of X as one float64 array, assembled on a worker."""
-    starts = np.array([block.start for block in blocks])
+    starts = np.array([block.start for block in run.blocks])
     place = np.searchsorted(starts, indices, side="right") - 1
-    rows = rows.anew(f"{name}-{run}")
-    needed = [(blocks[i], indices[place == i] - blocks[i].start) for i in np.unique(place)]
+    rows = run.rows.anew(f"{name}-{run.name}")
+    needed = [(run.blocks[i], indices[place == i] - starts[i]) for i in np.unique(place)]
     tasks = (
-        task(name, run, block.index, _take, rows.source(block.start, block.stop), block.start, positions)
+        task(name, run.name, block.index, _take, rows.source(block.start, block.stop), block.start, positions)
         for block, positions in needed
     )
     parts = []
-    with Stage(report, name.replace("-", " "), total=len(needed), total_rows=len(indices)) as stage:
-        for (_, positions), part in zip(needed, executor.window(tasks), strict=True):
+    with Stage(run.report, name.replace("-", " "), total=len(needed), total_rows=len(indices)) as stage:
+        for (_, positions), part in zip(needed, run.executor.window(tasks), strict=True):
             parts.append(part)
             stage.advance(rows=len(positions))
     while len(parts) > 1:
         groups = [parts[i : i + JOIN_FANIN] for i in range(0, len(parts), JOIN_FANIN)]
-        parts = [executor.apply(f"{name}-join", _join, *group) for group in groups]
+        parts = [run.executor.apply(f"{name}-join", _join, *group) for group in groups]
     return parts[0]
 
 
@@ -203,21 +182,12 @@ def _join(*parts: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.concatenate(parts)
 
 
-def resolve_kernel(
-    executor: Executor,
-    run: str,
-    rows: Rows,
-    blocks: Sequence[Block],
-    kernel: Kernel,
-    seed: int,
-    report: Reporter,
-) -> Kernel:
+def resolve_kernel(run: Run, kernel: Kernel, seed: int) -> Kernel:
     """Measure a length scale given as "median" on a seeded sample of rows."""
-    kernel.check_features(rows.shape[1])
     if not kernel.needs_sample:
         return kernel
-    size = min(MEDIAN_SAMPLE, rows.n_rows)
+    n_rows = run.rows.n_rows
     generator = draws.stream(seed, "length scale")
-    indices = np.sort(generator.choice(rows.n_rows, size, replace=False, shuffle=False))
-    sample = fetch_rows(executor, run, rows, blocks, indices, "sample-length-scale", report)
-    return executor.value(executor.apply("resolve-kernel", kernel.resolve, sample))
+    indices = np.sort(generator.choice(n_rows, min(MEDIAN_SAMPLE, n_rows), replace=False, shuffle=False))
+    sample = fetch_rows(run, indices, "sample-length-scale")
+    return run.executor.value(run.executor.apply("resolve-kernel", kernel.resolve, sample))
