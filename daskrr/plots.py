@@ -34,6 +34,7 @@ def outlier_figure(scores: ArrayLike, estimate: ArrayLike, planted: ArrayLike, t
 
     Returns
     -------
+    figure
         Left the estimates in descending order, right every row by score and estimate.
     """
     values, heights = np.asarray(scores, float), np.asarray(estimate, float)

@@ -124,30 +124,6 @@ def write_demo_store(path: str | PathLike[str], data: PlantedOutliers, chunk_row
         array[start:stop] = data.block(start, stop)
 
 
-def normal_cloud(n_rows: int, n_features: int, random_state: int = 0) -> NDArray[np.float64]:
-    """Draw independent standard normal rows."""
-    return np.random.default_rng(random_state).standard_normal((n_rows, n_features))
-
-
-def heavy_tailed_cloud(
-    n_rows: int, n_features: int, random_state: int = 0, freedom: float = 3.0
-) -> NDArray[np.float64]:
-    """Draw rows from a multivariate Student distribution, in which whole rows are far out together.
-
-    Parameters
-    ----------
-    n_rows, n_features
-        Shape of the result.
-    random_state
-        Seed.
-    freedom
-        Degrees of freedom; the smaller, the heavier the tails.
-    """
-    generator = np.random.default_rng(random_state)
-    cloud = generator.standard_normal((n_rows, n_features))
-    return cloud / np.sqrt(generator.chisquare(freedom, size=(n_rows, 1)) / freedom)
-
-
 def clusters_with_outliers(
     n_rows: int, n_features: int, n_outliers: int = 5, random_state: int = 0
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

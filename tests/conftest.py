@@ -11,8 +11,6 @@ import pytest
 from distributed import Client, LocalCluster
 
 GENEROUS = 120
-SCHEDULER = "from distributed.cli.dask_scheduler import main; main()"
-WORKER = "from distributed.cli.dask_worker import main; main()"
 WITHOUT_DASKRR = "import sys; sys.modules['daskrr'] = None; "
 OTHER_VERSION = "import daskrr; daskrr.__version__ = '0.0.0'; "
 
@@ -42,11 +40,11 @@ def command_line_cluster(
     scheduler_options: tuple[str, ...] = (),
     environment: dict[str, str] | None = None,
 ) -> Iterator[Client]:
-    """A scheduler and workers as processes of their own, started the way their commands start them."""
+    """A scheduler and workers as processes of their own, started by their commands."""
     file = folder / "scheduler.json"
     settings = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)} | (environment or {})
-    scheduler = [sys.executable, "-c", scheduler_setup + SCHEDULER, "--host", "127.0.0.1", "--port", "0"]
-    worker = [sys.executable, "-c", worker_setup + WORKER, "--scheduler-file", str(file), "--host", "127.0.0.1"]
+    scheduler = [*_dask_command("scheduler", scheduler_setup), "--host", "127.0.0.1", "--port", "0"]
+    worker = [*_dask_command("worker", worker_setup), "--scheduler-file", str(file), "--host", "127.0.0.1"]
     commands = [[*scheduler, "--no-dashboard", "--scheduler-file", str(file), *scheduler_options]]
     commands += [[*worker, "--nthreads", "1", "--no-dashboard", "--no-nanny", "--memory-limit", "2GiB"]] * n_workers
     with contextlib.ExitStack() as stack:
@@ -57,6 +55,13 @@ def command_line_cluster(
         client = stack.enter_context(Client(scheduler_file=str(file), timeout=GENEROUS))
         client.wait_for_workers(n_workers, timeout=GENEROUS)
         yield client
+
+
+def _dask_command(name: str, setup: str) -> list[str]:
+    """``dask scheduler`` or ``dask worker``, after ``setup`` has changed something in its process."""
+    if not setup:
+        return [sys.executable, "-m", "dask", name]
+    return [sys.executable, "-c", f"{setup}from distributed.cli.dask_{name} import main; main()"]
 
 
 def _stop(process: subprocess.Popen) -> None:

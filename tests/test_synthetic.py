@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from daskrr.errors import InvalidParameter
 from daskrr.synthetic import (
     clusters_with_outliers,
-    heavy_tailed_cloud,
-    normal_cloud,
     planted_outliers,
     write_demo_store,
 )
@@ -72,12 +70,3 @@ def test_the_store_holds_the_described_rows(tmp_path, chunk_rows):
 def test_impossible_sizes_are_refused(arguments):
     with pytest.raises(InvalidParameter, match="no data set of"):
         planted_outliers(**arguments)
-
-
-def test_clouds_have_the_shape_and_the_tails_they_promise():
-    normal, heavy = normal_cloud(4000, 3, 1), heavy_tailed_cloud(4000, 3, 1)
-    assert normal.shape == heavy.shape == (4000, 3)
-    assert abs(normal.std() - 1) < 0.05
-    assert np.abs(heavy).max() > 2 * np.abs(normal).max()
-    np.testing.assert_array_equal(normal, normal_cloud(4000, 3, 1))
-    np.testing.assert_array_equal(heavy, heavy_tailed_cloud(4000, 3, 1))

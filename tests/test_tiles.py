@@ -34,7 +34,7 @@ def prepared(X, Z, kernel=GAUSSIAN, dtype=F64, combined=False):
     ridge = algebra.ridge_factor(B.T @ B, whitening, len(X), MU / len(X), dtype)
     factors = (ridge.combined,) if combined else (whitening.inverse, ridge.inverse)
     error = 2.0 * len(Z) * whitening.kernel_error
-    whitener = tiles.Whitener(columns, kernel.diagonal, whitening.inverse.astype(dtype), error)
+    whitener = tiles.Whitener(columns, kernel.diagonal, whitening.inverse.astype(dtype))
     scorer = tiles.Scorer(columns, kernel.diagonal, tuple(f.astype(dtype) for f in factors), MU, error)
     return whitener, scorer, B
 
@@ -118,7 +118,7 @@ def test_gram_block__names_rows_that_are_not_finite():
     with pytest.raises(InvalidData, match=r"rows 100–119 .* in 6 rows: 103, 105, 107, 109, 111, …. Remove"):
         tiles.gram_block(whitener, cut(X, [20, 20]), 100)
     with pytest.raises(InvalidData, match=r"rows 120–139 .* in 1 rows: 130. Remove"):
-        tiles.gram_block(whitener, cut(X[20:], [20]), 120)
+        tiles.gram_block(whitener, cut(np.concatenate([rows(20), X[20:]]), [20, 20]), 100)
 
 
 def test_gram_block__names_the_block_where_the_kernel_overflows():

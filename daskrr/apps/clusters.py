@@ -33,7 +33,8 @@ def local_cluster(
 
     Returns
     -------
-        The cluster, to be closed by the caller.
+    cluster
+        To be closed by the caller.
     """
     count = CPU_COUNT if workers is None else workers
     if count < 1:

@@ -22,6 +22,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 from daskrr.apps.readers import open_table
 from daskrr.apps.tables import Columns, Scaling, Table, require_finite
 from daskrr.engine.progress import Reporter, Stage, reporter
+from daskrr.engine.storage import publish
 from daskrr.errors import InvalidData, InvalidParameter, OutputExists, SourceChanged
 
 MIB = 2**20
@@ -72,6 +73,7 @@ def convert(
 
     Returns
     -------
+    summary
         What was written: ``target``, ``rows``, ``columns``, ``dtype``, ``chunks``, ``standardized``, ``seconds`` and,
         when standardized, ``constant_columns``.
 
@@ -116,12 +118,11 @@ def staged(target: str | os.PathLike[str], overwrite: bool = False) -> Iterator[
     _refuse_existing(final, overwrite)
     if not final.parent.is_dir():
         raise InvalidParameter(f"there is no folder {final.parent}, so {final} cannot be written: create it first")
-    mark = secrets.token_hex(4)
-    partial = final.with_name(f"{final.name}.partial-{mark}")
+    partial = final.with_name(f"{final.name}.partial-{secrets.token_hex(4)}")
     try:
         yield partial
         _refuse_existing(final, overwrite)
-        _publish(partial, final, final.with_name(f"{final.name}.replaced-{mark}"))
+        publish(partial, final)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -134,19 +135,6 @@ def _refuse_existing(target: Path, overwrite: bool) -> None:
         raise OutputExists(f"{target} exists: choose another name, or ask for it to be overwritten")
     if target.is_symlink() or not any((target / marker).is_file() for marker in _MARKERS):
         raise OutputExists(f"{target} exists and is no Zarr array or group, so it is not replaced; remove it yourself")
-
-
-def _publish(partial: Path, final: Path, aside: Path) -> None:
-    """Rename ``partial`` to ``final``; what stood there is moved aside first, and back should this fail."""
-    if final.exists():
-        final.rename(aside)
-    try:
-        partial.rename(final)
-    except OSError:
-        if aside.exists():
-            aside.rename(final)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _fingerprint(path: Path) -> tuple[int, int]:

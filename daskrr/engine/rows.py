@@ -87,11 +87,13 @@ def open_rows(X: Any, *, ndim: int = 2, missing_chunks: str = "refuse", name: st
     """
     if missing_chunks not in ("refuse", "fill"):
         raise InvalidParameter(f"missing_chunks must be 'refuse' or 'fill', got {missing_chunks!r}")
+    origin = ""
     if isinstance(X, (str, os.PathLike)):
-        X = _open_zarr(os.fspath(X))
+        origin = locate(X)
+        X = _open_zarr(origin)
     if isinstance(X, zarr.Array):
         _check_array(X.shape, X.dtype, ndim, name)
-        return ZarrRows(X, refuse_missing=missing_chunks == "refuse")
+        return ZarrRows(X, missing_chunks == "refuse", origin)
     if isinstance(X, da.Array):
         _check_array(X.shape, X.dtype, ndim, name)
         return DaskRows(X)
@@ -120,9 +122,18 @@ def redact(text: str) -> str:
     return re.sub(r"(\w+://[^\s?'\"]+)\?[^\s'\"]*", r"\1?***", text)
 
 
+def locate(path: str | os.PathLike) -> str:
+    """An absolute local path, also for ``file://``, whose own store may tear chunks; or the URL as it is."""
+    name = os.fspath(path).removeprefix("file://")
+    return name if "://" in name else os.path.abspath(name)
+
+
+def is_local(path: str) -> bool:
+    """Whether what :func:`locate` returned is a path and not a URL."""
+    return "://" not in path
+
+
 def _open_zarr(path: str) -> zarr.Array:
-    if "://" not in path:
-        path = os.path.abspath(path)
     try:
         found = zarr.open(path, mode="r")
     except Exception as error:  # stores and metadata raise errors of many kinds
@@ -193,14 +204,14 @@ def _prefixed(purpose: str, key: Any) -> Any:
 class ZarrRows(Rows):
     """A Zarr array on storage that every worker can reach."""
 
-    def __init__(self, array: zarr.Array, refuse_missing: bool) -> None:
+    def __init__(self, array: zarr.Array, refuse_missing: bool, origin: str) -> None:
         self.array = _absolute(array)
         self.refuse_missing = refuse_missing
         self.shape, self.dtype = array.shape, array.dtype
         self.unit_rows = _unit_rows(array)
         row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         self.piece_bytes = self.unit_rows * max(1, PIECE_BYTES // (self.unit_rows * row_bytes)) * row_bytes
-        self.origin = redact(str(array.store_path))
+        self.origin = redact(origin or str(self.array.store_path))
         if refuse_missing:
             _refuse_missing_chunks(self.array, self.origin)
 

@@ -18,7 +18,7 @@ import zarr
 from numpy.typing import NDArray
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
-from daskrr.engine.rows import redact
+from daskrr.engine.rows import is_local, locate, redact
 from daskrr.errors import InvalidData, InvalidParameter, OutputExists
 
 RESULT_KEY = "daskrr"
@@ -33,11 +33,9 @@ class OutputStore:
     """
 
     def __init__(self, target: str | os.PathLike, overwrite: bool) -> None:
-        self.target = os.fspath(target)
+        self.target = locate(target)
         self.overwrite = overwrite
-        self.local = "://" not in self.target
-        if self.local:
-            self.target = os.path.abspath(self.target)
+        self.local = is_local(self.target)
         _check_target(self.target, overwrite)
         suffix = f".partial-{uuid.uuid4().hex[:8]}" if self.local else ""
         self.path = self.target + suffix
@@ -76,32 +74,35 @@ class OutputStore:
         group = zarr.open_group(self.path, mode="r+")
         group.attrs[RESULT_KEY] = {"format": FORMAT} | attributes
         if self.local:
-            _swap(Path(self.path), Path(self.target))
+            publish(Path(self.path), Path(self.target))
         self.committed = True
 
 
-def _swap(new: Path, target: Path) -> None:
-    """Rename ``new`` to ``target``; what stood there is moved aside first and removed afterwards."""
-    old = target.with_name(f"{target.name}.replaced-{uuid.uuid4().hex[:8]}")
-    existed = target.exists()
-    if existed:
-        target.rename(old)
-    new.rename(target)
-    if existed:
-        shutil.rmtree(old)
+def publish(new: Path, target: Path) -> None:
+    """Rename ``new`` to ``target``; what stood there is moved aside first, and back should this fail."""
+    aside = target.with_name(f"{target.name}.replaced-{uuid.uuid4().hex[:8]}")
+    if target.exists():
+        target.rename(aside)
+    try:
+        new.rename(target)
+    except OSError:
+        if aside.exists():
+            aside.rename(target)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _check_target(target: str, overwrite: bool) -> None:
     """Refuse to replace anything that was not asked to be replaced, or is not a result of daskrr."""
     existing = _open_group(target)
     ours = existing is not None and RESULT_KEY in existing.attrs
-    occupied = existing is not None or ("://" not in target and os.path.lexists(target))
+    occupied = existing is not None or (is_local(target) and os.path.lexists(target))
     if occupied and not ours:
         raise OutputExists(f"{redact(target)} exists and is not a result of daskrr; it is left alone. Name another.")
     if ours and not overwrite:
         raise OutputExists(f"{redact(target)} holds scores already. Pass overwrite=True (--overwrite) to replace it.")
     parent = os.path.dirname(target)
-    if "://" not in target and not os.path.isdir(parent):
+    if is_local(target) and not os.path.isdir(parent):
         raise InvalidParameter(f"there is no folder {parent}, so {target} cannot be written. Create it first.")
 
 
@@ -140,8 +141,8 @@ def open_result(path: str | os.PathLike) -> zarr.Group:
     InvalidData
         Nothing there, not a result, or one of a later format.
     """
-    name = os.fspath(path)
-    group = _open_group(os.path.abspath(name) if "://" not in name else name)
+    name = locate(path)
+    group = _open_group(name)
     if group is None:
         raise InvalidData(f"there are no scores at {redact(name)}. Give the output of `daskrr score`.")
     attributes: Any = group.attrs.get(RESULT_KEY)

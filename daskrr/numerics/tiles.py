@@ -46,7 +46,6 @@ class Whitener:
     columns: Columns
     diagonal: Diagonal
     inverse: NDArray
-    residual_error: float
 
 
 @dataclass(frozen=True)
