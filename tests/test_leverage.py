@@ -118,6 +118,14 @@ def test_estimate__is_exact_on_rows_that_nothing_is_near(tiles):
     np.testing.assert_array_equal(scored.residual[40:], 1)
 
 
+@pytest.mark.parametrize("tiles", ["float64", "float32"])
+@pytest.mark.parametrize("kernel", [Linear(), Gaussian(5.0)], ids=repr)
+def test_estimate__does_not_take_round_off_for_a_residual(kernel, tiles):
+    scored = score(rows(40), kernel, 1e-2, sampling=np.arange(40), block_rows=16, dtype=tiles)
+    assert np.any(scored.residual > 0)
+    np.testing.assert_array_equal(scored.estimate, scored.scores)
+
+
 # --- Dense oracles ------------------------------------------------------------------------------------
 
 
@@ -194,6 +202,17 @@ def test_scores__of_landmarks_at_zero_are_zero(kind):
     assert (scored.result.rank, scored.result.effective_dimension) == (0, 0.0)
     assert "rank 0" in repr(scored.result)
     np.testing.assert_array_equal(scored.result.sketch.scores(X).compute(), 0)
+
+
+@pytest.mark.parametrize("tiles", ["float64", "float32"])
+@pytest.mark.parametrize("far", [1e3, 1e9, 1e12])
+def test_scores__of_a_far_row_keep_what_little_is_explained(far, tiles, tmp_path):
+    # The landmark explains 1 of the far row's 1 + far²; the sum of the scores must still hold when they are stored.
+    X = np.array([[1.0, 0.0], [1.0, far]])
+    ridge = far**2 / 2
+    scored = score(X, Linear(), ridge, sampling=[0], dtype=tiles)
+    np.testing.assert_allclose(scored.scores, 1 / (2 + 2 * ridge), rtol=1e-4 if tiles == "float32" else 1e-9)
+    assert scored.result.store(tmp_path / "out.zarr", progress=False)["n_rows"] == 2
 
 
 @pytest.mark.parametrize("shape", [(1, 5), (7, 1)])
@@ -609,3 +628,15 @@ def test_rows__that_underflow_float32_are_refused_or_scored():
             check_bounds(score(X, Linear(), ridge, 5, dtype="float32"), Linear().diagonal(X))
         except (RidgeTooSmall, InvalidData) as error:
             assert "float64" in str(error)  # noqa: PT017
+
+
+def biased_far_away(X, Z):
+    """A Gaussian whose rows with a large first feature claim to be nearer to the others than to themselves."""
+    return daskrr.kernels.Gaussian(1.0)(X, Z) + 3.0 * (X[:, :1] > 1.0) * (Z[:, 0] <= 1.0)
+
+
+def test_kernel__that_is_positive_on_the_landmarks_alone_is_refused():
+    X = np.random.default_rng(0).standard_normal((60, 2))
+    landmarks = np.flatnonzero(X[:, 0] <= 1.0)[:20]
+    with pytest.raises(KernelNotPositive, match=r"landmarks explain .* of row \d+, whose own k\(x, x\) is 1"):
+        daskrr.leverage_scores(X, daskrr.kernels.Function(biased_far_away), 1e-2, sampling=landmarks)

@@ -34,7 +34,7 @@ def prepared(X, Z, kernel=GAUSSIAN, dtype=F64, combined=False):
     ridge = algebra.ridge_factor(B.T @ B, whitening, len(X), MU / len(X), dtype)
     factors = (ridge.combined,) if combined else (whitening.inverse, ridge.inverse)
     error = 2.0 * len(Z) * whitening.kernel_error
-    whitener = tiles.Whitener(columns, kernel.diagonal, whitening.inverse.astype(dtype))
+    whitener = tiles.Whitener(columns, kernel.diagonal, whitening.inverse.astype(dtype), error)
     scorer = tiles.Scorer(columns, kernel.diagonal, tuple(f.astype(dtype) for f in factors), MU, error)
     return whitener, scorer, B
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from daskrr.errors import InvalidData, SourceChanged
+from daskrr.errors import InvalidData, KernelNotPositive, SourceChanged
 from daskrr.numerics import blas
 
 Columns = Callable[[NDArray, NDArray], None]
@@ -23,6 +23,9 @@ Pieces = Iterable[NDArray]
 # calls it stays responsive. A panel is small enough to be computed and exponentiated in a core's own cache.
 TILE_FLOPS = 4e9
 PANEL_BYTES = 2**20
+
+# A residual below zero by so many times its round-off budget is no round-off. The worst ever seen was 0.9 times.
+NOT_POSITIVE = 100.0
 
 # An overflow is found in the results and named there.
 _LEGAL_OVERFLOW = np.errstate(over="ignore", invalid="ignore")
@@ -46,6 +49,7 @@ class Whitener:
     columns: Columns
     diagonal: Diagonal
     inverse: NDArray
+    residual_error: float
 
 
 @dataclass(frozen=True)
@@ -139,11 +143,12 @@ def gram_block(whitener: Whitener, pieces: Pieces, first_row: int) -> GramPart:
     gram = np.zeros((rank, rank))
     part = gram if dtype == np.float64 else np.empty((rank, rank), dtype)
     residuals: list[NDArray] = []
-    diagonal_sum, buffer = 0.0, None
+    diagonals: list[NDArray] = []
+    buffer = None
     for piece in reader:
         buffer = _buffer(rank, piece, dtype, buffer)
         diagonal = whitener.diagonal(piece)
-        diagonal_sum += float(diagonal.sum())
+        diagonals.append(diagonal)
         for rows in _tiles(piece, rank):
             B = buffer[: rows.stop - rows.start]
             fill_tile(whitener.columns, piece[rows], B)
@@ -153,7 +158,20 @@ def gram_block(whitener: Whitener, pieces: Pieces, first_row: int) -> GramPart:
     residual = np.concatenate(residuals) if residuals else np.empty(0)
     check_overflow(residual, first_row)
     check_overflow(np.diagonal(gram), first_row)
-    return GramPart(gram, Kept(residual, diagonal_sum, reader.checksum))
+    diagonal = np.concatenate(diagonals) if diagonals else np.empty(0)
+    _check_positive(residual, diagonal, whitener.residual_error, first_row)
+    return GramPart(gram, Kept(residual, float(diagonal.sum()), reader.checksum))
+
+
+def _check_positive(residual: NDArray, diagonal: NDArray, error: float, first_row: int) -> None:
+    """Refuse a kernel for which landmarks explain more of a row than there is of it, far beyond round-off."""
+    excess = -residual - NOT_POSITIVE * error * diagonal
+    if len(excess) and excess.max() > 0:
+        worst = int(excess.argmax())
+        raise KernelNotPositive(
+            f"the kernel is not positive semi-definite: the landmarks explain {diagonal[worst] - residual[worst]:.6g} "
+            f"of row {first_row + worst}, whose own k(x, x) is {diagonal[worst]:.6g}. Correct its formula or diagonal."
+        )
 
 
 def _add_gram(B: NDArray, gram: NDArray, part: NDArray) -> None:
@@ -240,11 +258,11 @@ def _check_unchanged(reader: BlockReader, kept: Kept, first_row: int) -> None:
 def _scores_and_estimate(scorer: Scorer, raw: NDArray, diagonal: NDArray, residual: NDArray) -> NDArray[np.float64]:
     """Cap the raw scores by what a single row can have, and correct each by its own residual.
 
-    A row's score is at most ‖b‖²/(‖b‖² + n·λ). If it were the only row with a residual e, its exact score would be
-    1 − o/(1 + g) = score + o·g/(1 + g) with o = 1 − score and g = e·o/(n·λ), of which the second form loses no digits;
-    a residual below its own round-off corrects nothing.
+    A row's score is at most ‖b‖²/(‖b‖² + n·λ), with ‖b‖² = k_ii − e up to its last digit. If it were the only row with a
+    residual e, its exact score would be 1 − o/(1 + g) = score + o·g/(1 + g) with o = 1 − score and g = e·o/(n·λ), of
+    which the second form loses no digits; a residual below its own round-off corrects nothing.
     """
-    explained = np.maximum(diagonal - residual, 0.0)
+    explained = np.maximum(diagonal - residual, 0.0) + np.finfo(np.float64).eps * diagonal
     scores = np.minimum(raw, explained / (explained + scorer.shift))
     others = 1.0 - scores
     e = np.where(residual > 8.0 * scorer.residual_error * diagonal, residual, 0.0)

@@ -71,6 +71,7 @@ def _whitener(payload: dict[str, Any], kernel: Kernel, dtype: np.dtype) -> White
         columns=_columns(payload["landmarks"], kernel, dtype),
         diagonal=kernel.diagonal,
         inverse=_cast(payload["factors"][0], dtype),
+        residual_error=2.0 * payload["n_landmarks"] * payload["kernel_error"],
     )
 
 
