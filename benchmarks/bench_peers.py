@@ -52,8 +52,8 @@ def compare(size: Size, installed: dict[str, str]) -> dict[str, Any]:
 
 
 def write_rows(folder: Path, n_rows: int) -> NDArray[np.float64]:
-    """Write the same rows as a NumPy file and as a Zarr store; clusters with 40 isolated rows."""
-    X = planted_outliers(n_rows, N_FEATURES, random_state=SEED).block(0, n_rows)
+    """Write the same rows as a NumPy file and as a Zarr store; clusters and as many isolated rows as are looked for."""
+    X = planted_outliers(n_rows, N_FEATURES, TOP, SEED).block(0, n_rows)
     np.save(folder / "rows.npy", X)
     harness.create_store(folder / "rows.zarr", *X.shape, min(8192, n_rows))[:] = X
     return X

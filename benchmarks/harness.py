@@ -7,7 +7,7 @@ import platform
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -126,6 +126,11 @@ def _own_seconds() -> float:
     """Processor time of this process and of all that it started, also of those that have ended."""
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
     return sum(sum(process.cpu_times()[:4]) for process in processes)
+
+
+def processor_seconds(pids: Iterable[int]) -> float:
+    """Processor time that some processes have taken so far."""
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
 
 
 def worker_pids(client: Client) -> dict[str, int]:

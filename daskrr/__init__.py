@@ -16,7 +16,7 @@ _HOMES = {
     "score_to_zarr": "daskrr.scoring",
     "top_rows": "daskrr.scoring",
 }
-_MODULES = ("errors", "exact", "kernels", "leverage", "scoring", "synthetic")
+_MODULES = ("errors", "exact", "kernels", "leverage", "scoring", "synthetic", "theory")
 
 __all__ = ["__version__", *_HOMES, *_MODULES]
 

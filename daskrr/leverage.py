@@ -9,6 +9,7 @@ import time
 import uuid
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import dask
@@ -32,8 +33,6 @@ from daskrr.nystrom.sampling import Landmarks, check_seed
 from daskrr.nystrom.selection import check_sampling, draw_landmarks, fetch_rows, resolve_kernel
 from daskrr.nystrom.sketch import NystromSketch, landmark_inputs
 from daskrr.result import LeverageResult
-
-TRACE_FANIN = 256
 
 
 def leverage_scores(
@@ -249,27 +248,24 @@ def _sum_grams(run: Run, sketch: NystromSketch) -> tuple[Any, list[Any], float]:
     """Pass 1: add the blocks' Gram matrices from left to right; keep the residuals where they are."""
     kept: list[Any] = []
     total: Any = None
-    tasks = sketch.gram_tasks(run.rows, run.blocks)
+    payload = run.executor.hold(sketch.algebra.payload("whitener"))
+    tasks = sketch.gram_tasks(payload, run.rows, run.blocks)
     with Stage(run.report, "pass 1: gram", total=len(run.blocks), total_rows=run.rows.n_rows) as stage:
         for block, part in zip(run.blocks, run.executor.window(tasks), strict=True):
             kept.append(run.executor.apply("keep-residual", _kept, part))
             total = run.executor.apply("add-grams", _add_grams, part, *([] if total is None else [total]))
             stage.advance(rows=block.n_rows)
-    groups = [kept[i : i + TRACE_FANIN] for i in range(0, len(kept), TRACE_FANIN)]
-    traces = run.executor.values([run.executor.apply("sum-diagonal", _diagonal_sums, *group) for group in groups])
-    return total, kept, math.fsum(value for group in traces for value in group)
+    return total, kept, run.executor.value(run.executor.apply("trace", itemgetter("trace"), total))
 
 
 def _kept(part: GramPart) -> Kept:
     return part.kept
 
 
-def _add_grams(part: GramPart, total: dict[str, NDArray] | None = None) -> dict[str, NDArray]:
-    return {"G": part.gram if total is None else total["G"] + part.gram}
-
-
-def _diagonal_sums(*kept: Kept) -> list[float]:
-    return [one.diagonal_sum for one in kept]
+def _add_grams(part: GramPart, total: dict[str, Any] | None = None) -> dict[str, Any]:
+    if total is None:
+        return {"G": part.gram, "trace": part.kept.diagonal_sum}
+    return {"G": total["G"] + part.gram, "trace": total["trace"] + part.kept.diagonal_sum}
 
 
 def _summary(

@@ -2,13 +2,14 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import dask.array as da
 import numpy as np
+import zarr
 from dask.delayed import Delayed
 from numpy.typing import NDArray
 
@@ -70,7 +71,7 @@ def merge_top(parts: Sequence[TopRows], k: int) -> TopRows:
     return TopRows(**{name: values[order] for name, values in joined.items()}, by=by)
 
 
-def _top_of_block(values: NDArray, kept: Kept, start: int, k: int, by: str) -> TopRows:
+def _top_of_block(k: int, by: str, values: NDArray, kept: Kept, start: int) -> TopRows:
     rows = np.arange(start, start + len(values))
     return merge_top([TopRows(rows, values[:, 0], values[:, 1], kept.residual, by)], k)
 
@@ -130,8 +131,10 @@ class LeverageResult:
     def _pass_2(self) -> da.Array:
         return as_array(f"scores-{self.sketch.run}", list(self._score_tasks("lazy")), self._blocks, 2)
 
-    def _score_tasks(self, use: str) -> Iterator[Delayed]:
-        return self.sketch.score_tasks(self._rows, self._blocks, self._kept, use)
+    def _score_tasks(self, use: str, then: Callable | None = None) -> Iterator[Delayed]:
+        payload = self.sketch.algebra.payload("scorer")
+        held = payload if use == "lazy" else self._executor.hold(payload)
+        return self.sketch.score_tasks(held, self._rows, self._blocks, self._kept, use, then)
 
     def top(self, k: int = 10, by: str = "estimate") -> TopRows:
         """The k highest rows by ``"estimate"`` or ``"scores"``, reduced on the workers.
@@ -142,20 +145,7 @@ class LeverageResult:
             k below 1, or ranked by something else.
         """
         check_top(k, by)
-        tasks = (
-            task(
-                "top-rows",
-                f"{self.sketch.run}-{k}-{by}",
-                block.index,
-                _top_of_block,
-                scored,
-                kept,
-                block.start,
-                k,
-                by,
-            )
-            for block, scored, kept in zip(self._blocks, self._score_tasks("top"), self._kept, strict=True)
-        )
+        tasks = self._score_tasks(f"top-{k}-{by}", partial(_top_of_block, k, by))
         return merge_top(self._executor.values(list(self._executor.window(tasks))), k)
 
     def store(self, path: Any, *, overwrite: bool = False, progress: Reporter | bool | None = None) -> dict[str, Any]:
@@ -187,19 +177,7 @@ class LeverageResult:
         return summary | {"output": output.target}
 
     def _write(self, output: OutputStore, report: Reporter) -> tuple[float, TopRows]:
-        tasks = (
-            task(
-                "write-scores",
-                self.sketch.run,
-                block.index,
-                _write_scores,
-                scored,
-                kept,
-                output.path,
-                block.start,
-            )
-            for block, scored, kept in zip(self._blocks, self._score_tasks("store"), self._kept, strict=True)
-        )
+        tasks = self._score_tasks("store", partial(_write_scores, output.arrays))
         receipts: list[Any] = []
         with Stage(report, "pass 2: scores", total=len(self._blocks), total_rows=self._rows.n_rows) as stage:
             for block, handle in zip(self._blocks, self._executor.window(tasks), strict=True):
@@ -242,9 +220,11 @@ def _residual_column(kept: Kept) -> NDArray[np.float64]:
     return kept.residual[:, None]
 
 
-def _write_scores(values: NDArray[np.float64], kept: Kept, path: str, start: int) -> tuple[float, TopRows]:
+def _write_scores(
+    arrays: dict[str, zarr.Array], values: NDArray[np.float64], kept: Kept, start: int
+) -> tuple[float, TopRows]:
     """Write one block of results; what comes back is a receipt: the block's sum and its highest rows."""
     if not (np.isfinite(values).all() and (values >= 0).all() and (values <= 1).all()):
         raise CheckFailed(f"a score in the block of rows from {start} is not within [0, 1]. Nothing was published.")
-    write_block(path, {"scores": values[:, 0], "estimate": values[:, 1], "residual": kept.residual}, start)
-    return math.fsum(values[:, 0]), _top_of_block(values, kept, start, 10, "estimate")
+    write_block(arrays, {"scores": values[:, 0], "estimate": values[:, 1], "residual": kept.residual}, start)
+    return math.fsum(values[:, 0]), _top_of_block(10, "estimate", values, kept, start)

@@ -19,7 +19,7 @@ OTHER_VERSION = "import daskrr; daskrr.__version__ = '0.0.0'; "
 def cluster() -> Iterator[LocalCluster]:
     """Two single-threaded worker processes on loopback."""
     with LocalCluster(
-        n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None, memory_limit="2GiB"
+        n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", memory_limit="2GiB"
     ) as started:
         yield started
 

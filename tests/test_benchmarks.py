@@ -48,7 +48,8 @@ def quick_report(environment, tmp_path):
                 raise
         assert process.returncode == 0, complaints
         assert {entry.name for entry in tmp_path.iterdir()} <= {"new folder", "dask-scratch-space"}
-        assert not _session(process.pid)
+        _, left = psutil.wait_procs(_session(process.pid), timeout=30)
+        assert not left
         return json.loads(output.read_text()), text
 
     return run
@@ -81,13 +82,15 @@ def test_limit(quick_report):
     report, text = quick_report("limit")
     _check_head(report, "limit")
     assert "T_limit/T" in text
+    assert report["disturbed"] is ("DISTURBED" in text)
     assert [case["dtype"] for case in report["results"]] == ["float64", "float32"]
     for case in report["results"]:
         assert len(case["matmul_rates"]) == len(case["runs"]) + 1
-        assert all(rate > 1e6 for rate in case["matmul_rates"])
+        assert all(rate > 1e6 for rates in case["matmul_rates"] for rate in (rates["wall"], rates["processor"]))
         for run in case["runs"]:
             assert run["rank"] == case["n_landmarks"]
             assert 0 < run["share_of_limit"] < 1
+            assert run["share_by_processor_time"] > 0
             assert_allclose(run["share_of_limit"], run["limit_seconds"] / run["seconds"])
             parts = run["pass_1_seconds"] + run["pass_2_seconds"] + run["other_seconds"]
             assert_allclose(parts, run["seconds"])

@@ -333,7 +333,7 @@ class TestProcesses:
 
     @pytest.mark.slow
     def test_score_in_words_on_a_running_scheduler(self, points, tmp_path):
-        with clusters.local_cluster(1, dashboard=False) as cluster:
+        with clusters.local_cluster(1) as cluster:
             address = cluster.scheduler_address
             done = execute("score", points, tmp_path / "o.zarr", *MODEL, "--scheduler", address, "--quiet")
             assert done.returncode == 0, done.stderr

@@ -11,6 +11,7 @@ MAY_IMPORT = {
     "__init__": set(),
     "errors": set(),
     "plots": set(),
+    "theory": {"errors"},
     "synthetic": {"errors"},
     "kernels": {"errors"},
     "exact": {"errors", "kernels"},

@@ -10,6 +10,7 @@ from strategies import as_zarr, forbidden
 import daskrr
 from daskrr.engine.passes import Block, LocalExecutor, block_rows, split
 from daskrr.engine.plan import Workers, check_fits, measure_matmul
+from daskrr.engine.rows import Rows
 from daskrr.errors import DoesNotFit, InvalidParameter
 from daskrr.kernels import Function, Gaussian, Linear
 from daskrr.numerics.tiles import tile_rows
@@ -38,11 +39,31 @@ def test_split__covers_every_row_once(n_rows):
     assert sum(block.n_rows for block in blocks) == n_rows
 
 
-@pytest.mark.parametrize("unit", [1, 7, 1000, 10**6])
-@pytest.mark.parametrize("n_landmarks", [1, 100, 5000, 10**5])
-def test_block_rows__are_whole_chunks(unit, n_landmarks):
-    assert block_rows(n_landmarks, unit) % unit == 0
-    assert block_rows(n_landmarks, unit, 500) == unit * max(1, round(500 / unit))
+class Chunked(Rows):
+    """Rows of which only the chunks matter."""
+
+    def __init__(self, unit_rows, n_features=8):
+        self.shape, self.dtype, self.unit_rows = (10**9, n_features), np.dtype(float), unit_rows
+
+
+@pytest.mark.parametrize("n_landmarks", [1, 100, 5000])
+@pytest.mark.parametrize("unit", [1, 7, 1000])
+def test_block_rows__are_whole_small_chunks(unit, n_landmarks):
+    assert block_rows(n_landmarks, Chunked(unit)) % unit == 0
+    assert block_rows(n_landmarks, Chunked(unit), 2000) == unit * round(2000 / unit)
+
+
+@pytest.mark.parametrize(("n_landmarks", "parts"), [(2, 1), (300, 3), (1024, 8), (4000, 2)])
+def test_block_rows__share_a_large_chunk_where_decoding_it_again_is_cheap(n_landmarks, parts):
+    assert block_rows(n_landmarks, Chunked(65536)) == -(-65536 // parts)
+
+
+def test_block_rows__leave_a_huge_chunk_whole():
+    assert block_rows(100, Chunked(10**7)) == 10**7
+
+
+def test_block_rows__smaller_than_a_chunk_cut_it_evenly():
+    assert block_rows(10, Chunked(1000), 300) == 334
 
 
 @pytest.mark.parametrize("bad", [0, -5, 2.5, "7", True, float("nan")])

@@ -155,11 +155,8 @@ def negative_distance(X: np.ndarray, Z: np.ndarray) -> np.ndarray:
 
 
 def test_plan__refuses_before_anything_runs(points) -> None:
-    with (
-        LocalCluster(n_workers=1, threads_per_worker=1, host="127.0.0.1", dashboard_address=None, memory_limit="400MiB")
-        as small,
-        Client(small) as client,
-    ):  # fmt: skip
+    options = {"n_workers": 1, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
+    with LocalCluster(**options, memory_limit="300MiB") as small, Client(small) as client:
         needed = daskrr.plan(points, KERNEL, 1e-3, 2000).memory_limit
         with pytest.raises(DoesNotFit, match=f"need a worker memory limit of {needed / 2**20:.0f} MiB"):
             daskrr.leverage_scores(points, KERNEL, 1e-3, 2000, progress=False)

@@ -200,7 +200,7 @@ def test_output_store__leaves_nothing_behind_an_error(tmp_path):
 def test_write_block__writes_whole_chunks(start, size, tmp_path):
     with OutputStore(tmp_path / "out.zarr", overwrite=False) as output:
         output.create(("scores",), 13, 5)
-        write_block(output.path, {"scores": np.arange(size, dtype=float)}, start)
+        write_block(output.arrays, {"scores": np.arange(size, dtype=float)}, start)
         found = zarr.open_array(f"{output.path}/scores", mode="r")[...]
     np.testing.assert_array_equal(found[start : start + size], np.arange(size))
     assert np.isnan(np.delete(found, slice(start, start + size))).all()
@@ -211,7 +211,7 @@ def test_write_block__refuses_parts_of_chunks(start, size, tmp_path):
     with OutputStore(tmp_path / "out.zarr", overwrite=False) as output:
         output.create(("scores",), 13, 5)
         with pytest.raises(RuntimeError, match=f"rows {start}–{start + size} are not whole chunks of 5"):
-            write_block(output.path, {"scores": np.zeros(size)}, start)
+            write_block(output.arrays, {"scores": np.zeros(size)}, start)
 
 
 # --- Opening ------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import dask
 from dask.system import CPU_COUNT
 from dask.utils import parse_bytes
 from distributed import Client, LocalCluster
@@ -17,9 +18,7 @@ CONNECT_SECONDS = 10.0
 WORKER_SECONDS = 30.0
 
 
-def local_cluster(
-    workers: int | None = None, memory_limit: str | int | None = None, dashboard: bool = True
-) -> LocalCluster:
+def local_cluster(workers: int | None = None, memory_limit: str | int | None = None) -> LocalCluster:
     """Start worker processes on this machine that nothing outside of it can reach.
 
     Parameters
@@ -28,8 +27,6 @@ def local_cluster(
         Number of single-threaded processes, by default one for each core this process may use.
     memory_limit
         Memory of each worker, such as ``"2GiB"``; by default an equal share of the machine's memory.
-    dashboard
-        Whether to serve the Dask dashboard, on a free port.
 
     Returns
     -------
@@ -39,17 +36,19 @@ def local_cluster(
     count = CPU_COUNT if workers is None else workers
     if count < 1:
         raise InvalidParameter(f"a cluster needs at least one worker, not {count}")
-    return LocalCluster(
-        n_workers=count,
-        threads_per_worker=1,
-        processes=True,
-        memory_limit="auto" if memory_limit is None else _bytes(memory_limit),
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0" if dashboard else None,
-        # Failures come back as exceptions; the log would only repeat them, each with its traceback.
-        silence_logs=logging.CRITICAL,
-        preload=[__name__],
-    )
+    # Dask looks at what every worker does a hundred times a second, which costs a few percent of its core.
+    with dask.config.set({"distributed.worker.profile.interval": "200ms"}):
+        return LocalCluster(
+            n_workers=count,
+            threads_per_worker=1,
+            processes=True,
+            memory_limit="auto" if memory_limit is None else _bytes(memory_limit),
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            # Failures come back as exceptions; the log would only repeat them, each with its traceback.
+            silence_logs=logging.CRITICAL,
+            preload=[__name__],
+        )
 
 
 def dask_setup(worker: Any) -> None:

@@ -37,6 +37,9 @@ BLOCK_FLOPS = 1e9
 MAX_BLOCK_ROWS = 65536
 ROWS_PER_LANDMARK = 8
 
+# A byte is decoded in about the time of 50 flops, and may take a twentieth of a block's time.
+FLOPS_PER_DECODED_BYTE = 1000
+
 SECONDS_BETWEEN_COUNTS = 2.0
 
 
@@ -54,13 +57,23 @@ class Block:
         return self.stop - self.start
 
 
-def block_rows(n_landmarks: int, unit_rows: int, wanted: int | None = None) -> int:
-    """Rows of a block: a multiple of the input's chunk, chosen by the number of landmarks, never by n or workers."""
+def block_rows(n_landmarks: int, rows: Rows, wanted: int | None = None) -> int:
+    """Rows of a block, chosen by the number of landmarks and the input's chunks, never by n or the workers.
+
+    Whole chunks where they are small. A large chunk is shared by several blocks, each of which decodes it anew, as long
+    as that costs little beside its work: a few large chunks would leave workers idle at the end of a pass.
+    """
+    unit = rows.unit_rows
     if wanted is None:
         by_flops = min(MAX_BLOCK_ROWS, int(BLOCK_FLOPS / n_landmarks**2))
         wanted = min(max(by_flops, ROWS_PER_LANDMARK * n_landmarks), MAX_BLOCK_ROWS // 2)
         wanted = 1 << (wanted - 1).bit_length()
-    return unit_rows * max(1, round(check_count("block_rows", wanted) / unit_rows))
+        worth_decoding = FLOPS_PER_DECODED_BYTE * unit * rows.row_bytes / (2 * n_landmarks**2)
+        wanted = max(wanted, min(unit, int(worth_decoding)))
+    check_count("block_rows", wanted)
+    if wanted < unit:
+        return -(-unit // round(unit / wanted))
+    return unit * round(wanted / unit)
 
 
 def split(n_rows: int, height: int) -> list[Block]:
@@ -104,6 +117,9 @@ class Executor(Protocol):
 
     def values(self, handles: Sequence[Any]) -> list[Any]:
         """The results behind several handles, in this process."""
+
+    def hold(self, shared: Delayed) -> Any:
+        """What all tasks of a pass share, ready as an argument of each."""
 
     def check(self, rows: Rows) -> None:
         """Raise unless every worker can read ``rows``."""
@@ -154,6 +170,10 @@ class LocalExecutor:
         """The handles are the values."""
         return list(handles)
 
+    def hold(self, shared: Delayed) -> Any:
+        """Nothing to do: it is in this process already."""
+        return shared
+
     def check(self, rows: Rows) -> None:
         """This process has opened the rows already."""
 
@@ -171,23 +191,37 @@ class ClusterExecutor:
         self._asked, self.n_threads = -math.inf, 0
 
     def window(self, tasks: Iterable[Delayed]) -> Iterator[Any]:
-        """Keep two tasks per worker thread in flight, sent in batches of one graph each."""
+        """Keep two tasks per worker thread in flight, the first of them to run first.
+
+        Results that wait for an earlier one are bounded as well, since they take memory on the workers.
+        """
         pending: deque[distributed.Future] = deque()
-        tasks = iter(tasks)
+        numbered = enumerate(tasks)
         try:
             while True:
-                limit = self._limit()
-                if len(pending) <= limit // 2:
-                    pending.extend(self.client.compute(list(itertools.islice(tasks, limit - len(pending)))))
+                running = [future for future in pending if not future.done()]
+                free = min(self._limit() - len(running), 2 * self._limit() - len(pending))
+                for index, one in itertools.islice(numbered, max(0, free)):
+                    pending.append(self.client.compute(one, priority=-index))
                 if not pending:
                     return
-                if not pending[0].done():
-                    distributed.wait(pending[0])
-                _raise_failure(pending[0])
-                yield pending.popleft()
+                if pending[0].done():
+                    _raise_failure(pending[0])
+                    yield pending.popleft()
+                else:
+                    running = [future for future in pending if not future.done()]
+                    distributed.wait(running, return_when="FIRST_COMPLETED")
         finally:
             if pending and self.client.status == "running":
                 self.client.cancel(list(pending))
+
+    def hold(self, shared: Delayed) -> Any:
+        """Compute what all tasks of a pass share and copy it to every worker before they start."""
+        future = self.client.compute(shared)
+        distributed.wait(future)
+        _raise_failure(future)
+        self.client.replicate(future)
+        return future
 
     def _limit(self) -> int:
         """Two tasks per worker thread; the scheduler is asked again now and then, since workers come and go."""

@@ -14,7 +14,7 @@ from daskrr.numerics.blas import one_thread
 from daskrr.numerics.tiles import PANEL_BYTES, tile_rows
 
 # Resident bytes of a worker process that has imported everything and computed nothing yet.
-IDLE_WORKER_BYTES = 260 * 2**20
+IDLE_WORKER_BYTES = 160 * 2**20
 
 # Dask spills to disk from 0.7 of the memory limit; staying below 0.65 keeps it from starting.
 USABLE_SHARE = 0.65
@@ -123,7 +123,7 @@ def make_plan(
     """Work out what scoring ``rows`` with ``n_landmarks`` will cost on ``workers``."""
     n, d = rows.shape
     p = min(n_landmarks, n)
-    height = block_rows(n_landmarks, rows.unit_rows, wanted_rows)
+    height = block_rows(n_landmarks, rows, wanted_rows)
     n_blocks = -(-n // height)
     sampled = min(p, n_blocks)
     matrix = 8 * p * p
@@ -156,14 +156,12 @@ def _worker_bytes(rows: Rows, p: int, dtype: np.dtype, height: int, kept: int, w
 
     A thread holds one tile and one partial sum, one input piece as stored and decoded, its finite mask, and panels.
     """
-    n, d = rows.shape
-    row_bytes = d * rows.dtype.itemsize
     matrix = 8 * p * p
-    piece = min(rows.piece_bytes, height * row_bytes) if isinstance(rows, ZarrRows) else height * row_bytes
+    piece = rows.piece_bytes if isinstance(rows, ZarrRows) else height * rows.row_bytes
     tile = min(tile_rows(p), height) * p * dtype.itemsize
     per_thread = tile + matrix + 4 * piece + 4 * PANEL_BYTES + 16 * 8 * height
     shared = matrix * (7 if workers.apart else 4)
-    return IDLE_WORKER_BYTES + shared + 10 * n * kept // workers.n_workers + workers.threads_each * per_thread
+    return IDLE_WORKER_BYTES + shared + 10 * rows.n_rows * kept // workers.n_workers + workers.threads_each * per_thread
 
 
 def check_fits(plan: Plan, workers: Workers) -> None:

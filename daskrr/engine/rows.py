@@ -43,7 +43,7 @@ class Rows:
     dtype
         As stored; values are brought to float64 before any sum.
     unit_rows
-        Blocks are multiples of this many rows, so that no chunk is decoded twice (1: no preference).
+        Rows of the chunks that it is stored in (1: no preference).
     piece_bytes
         Largest number of bytes that a block decodes at a time.
     origin
@@ -70,9 +70,14 @@ class Rows:
         return self.shape[0]
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of one row, decoded."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all rows, decoded."""
-        return math.prod(self.shape) * self.dtype.itemsize
+        return self.n_rows * self.row_bytes
 
 
 def open_rows(X: Any, *, ndim: int = 2, missing_chunks: str = "refuse", name: str = "X") -> Rows:
@@ -169,8 +174,7 @@ class DaskRows(Rows):
         self.shape, self.dtype = array.shape, array.dtype
         heights = set(self.array.chunks[0][:-1]) - {0}
         self.unit_rows = heights.pop() if len(heights) == 1 else 1
-        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
-        self.piece_bytes = max(self.array.chunks[0]) * row_bytes
+        self.piece_bytes = max(self.array.chunks[0]) * self.row_bytes
         self.origin = f"Dask array of {self.array.npartitions} chunks"
 
     def source(self, start: int, stop: int) -> Any:
@@ -209,8 +213,8 @@ class ZarrRows(Rows):
         self.refuse_missing = refuse_missing
         self.shape, self.dtype = array.shape, array.dtype
         self.unit_rows = _unit_rows(array)
-        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
-        self.piece_bytes = self.unit_rows * max(1, PIECE_BYTES // (self.unit_rows * row_bytes)) * row_bytes
+        per_piece = max(1, PIECE_BYTES // (self.unit_rows * self.row_bytes))
+        self.piece_bytes = min(self.unit_rows * per_piece, self.n_rows) * self.row_bytes
         self.origin = redact(origin or str(self.array.store_path))
         if refuse_missing:
             _refuse_missing_chunks(self.array, self.origin)

@@ -40,6 +40,7 @@ class OutputStore:
         suffix = f".partial-{uuid.uuid4().hex[:8]}" if self.local else ""
         self.path = self.target + suffix
         self.committed = False
+        self.arrays: dict[str, zarr.Array] = {}
 
     def __enter__(self) -> "OutputStore":
         return self
@@ -56,8 +57,8 @@ class OutputStore:
             group = zarr.open_group(self.path, mode="w")
         except OSError as error:
             raise InvalidParameter(f"cannot create {redact(self.target)}: {error}") from None
-        for name in names:
-            group.create_array(
+        self.arrays = {
+            name: group.create_array(
                 name,
                 shape=(n_rows,),
                 chunks=(min(chunk_rows, n_rows),),
@@ -66,6 +67,8 @@ class OutputStore:
                 compressors=(ZstdCodec(level=1), Crc32cCodec()),
                 dimension_names=("row",),
             )
+            for name in names
+        }
 
     def commit(self, attributes: dict[str, Any]) -> None:
         """Write the attributes, then put the result in its place, unless something else has come there meanwhile."""
@@ -114,7 +117,7 @@ def _open_group(path: str) -> zarr.Group | None:
     return found if isinstance(found, zarr.Group) else None
 
 
-def write_block(path: str, columns: dict[str, NDArray[np.float64]], start: int) -> None:
+def write_block(arrays: dict[str, zarr.Array], columns: dict[str, NDArray[np.float64]], start: int) -> None:
     """Write the rows from ``start`` of each named array; the block must be whole chunks.
 
     Raises
@@ -122,11 +125,8 @@ def write_block(path: str, columns: dict[str, NDArray[np.float64]], start: int) 
     RuntimeError
         The block is not aligned with the chunks: two writers of one chunk would lose rows.
     """
-    group = zarr.open_group(path, mode="r+")
     for name, values in columns.items():
-        array = group[name]
-        if not isinstance(array, zarr.Array):
-            raise RuntimeError(f"{path}/{name} is not an array")
+        array = arrays[name]
         stop, height = start + len(values), array.chunks[0]
         if start % height or (stop % height and stop != array.shape[0]):
             raise RuntimeError(f"rows {start}–{stop} are not whole chunks of {height} rows")

@@ -5,6 +5,7 @@ chunk, say). Pieces are cut into tiles whose height depends on the number of lan
 bits. A tile of kernel columns is computed in panels that stay in cache, then transformed in place.
 """
 
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,9 +20,12 @@ Columns = Callable[[NDArray, NDArray], None]
 Diagonal = Callable[[NDArray], NDArray]
 Pieces = Iterable[NDArray]
 
-# One product on a tile is at most this many flops: well below half a second on one core, so that a worker that
-# calls it stays responsive. A panel is small enough to be computed and exponentiated in a core's own cache.
-TILE_FLOPS = 4e9
+# A tile should stay in the caches of its core (several processes share the way to memory), yet hold rows enough that
+# adding its Gram matrix to a p × p sum is worth reading that sum. One product on it is far below half a second on one
+# core, so that a worker stays responsive. A panel is computed and exponentiated in a core's own cache.
+TILE_ELEMENTS = 2**19
+WORTHWHILE_ROWS = 512
+TILE_FLOPS = 1e10
 PANEL_BYTES = 2**20
 
 # A residual below zero by so many times its round-off budget is no round-off. The worst ever seen was 0.9 times.
@@ -33,8 +37,9 @@ _LEGAL_OVERFLOW = np.errstate(over="ignore", invalid="ignore")
 
 def tile_rows(n_columns: int) -> int:
     """Rows of a tile, a power of two and a function of the number of landmarks alone."""
-    rows = int(min(4096.0, TILE_FLOPS / max(n_columns, 1) ** 2))
-    return max(32, 1 << max(rows.bit_length() - 1, 0))
+    p = max(n_columns, 1)
+    rows = max(TILE_ELEMENTS // p, min(WORTHWHILE_ROWS, int(TILE_FLOPS / p**2)))
+    return max(32, 1 << (min(rows, 4096).bit_length() - 1))
 
 
 def panel_rows(n_columns: int) -> int:
@@ -60,6 +65,9 @@ class Kept:
     diagonal_sum: float
     checksum: int
 
+    def __sizeof__(self) -> int:
+        return self.residual.nbytes
+
 
 @dataclass(frozen=True)
 class GramPart:
@@ -67,6 +75,9 @@ class GramPart:
 
     gram: NDArray[np.float64]
     kept: Kept
+
+    def __sizeof__(self) -> int:
+        return self.gram.nbytes + self.kept.__sizeof__()
 
 
 @dataclass(frozen=True)
@@ -122,10 +133,21 @@ def _tiles(X: NDArray, n_columns: int) -> Iterator[slice]:
     return (slice(start, min(start + height, len(X))) for start in range(0, len(X), height))
 
 
-def _buffer(n_columns: int, piece: NDArray, dtype: np.dtype, old: NDArray | None) -> NDArray:
-    """A tile for the rows of ``piece``; the old one where it is large enough."""
-    rows = min(tile_rows(n_columns), len(piece))
-    return old if old is not None and len(old) >= rows else np.empty((rows, n_columns), dtype)
+class _Scratch(threading.local):
+    """Memory for the tiles of one thread, kept from task to task: new pages cost a few percent of the work."""
+
+    memory = np.empty(0, np.uint8)
+
+
+_SCRATCH = _Scratch()
+
+
+def _tile(n_rows: int, n_columns: int, dtype: np.dtype) -> NDArray:
+    """An array (n_rows, n_columns) that is valid until this thread asks for the next."""
+    size = n_rows * n_columns * dtype.itemsize
+    if _SCRATCH.memory.nbytes < size:
+        _SCRATCH.memory = np.empty(size, np.uint8)
+    return _SCRATCH.memory[:size].view(dtype).reshape(n_rows, n_columns)
 
 
 @_LEGAL_OVERFLOW
@@ -144,13 +166,11 @@ def gram_block(whitener: Whitener, pieces: Pieces, first_row: int) -> GramPart:
     part = gram if dtype == np.float64 else np.empty((rank, rank), dtype)
     residuals: list[NDArray] = []
     diagonals: list[NDArray] = []
-    buffer = None
     for piece in reader:
-        buffer = _buffer(rank, piece, dtype, buffer)
         diagonal = whitener.diagonal(piece)
         diagonals.append(diagonal)
         for rows in _tiles(piece, rank):
-            B = buffer[: rows.stop - rows.start]
+            B = _tile(rows.stop - rows.start, rank, dtype)
             fill_tile(whitener.columns, piece[rows], B)
             blas.multiply_rows(whitener.inverse, B)
             residuals.append(diagonal[rows] - blas.row_norms(B))
@@ -207,12 +227,10 @@ def score_block(scorer: Scorer, pieces: Pieces, first_row: int, kept: Kept) -> N
     reader = BlockReader(pieces, first_row)
     norms: list[NDArray] = []
     diagonals: list[NDArray] = []
-    buffer = None
     for piece in reader:
-        buffer = _buffer(rank, piece, dtype, buffer)
         diagonals.append(scorer.diagonal(piece))
         for rows in _tiles(piece, rank):
-            B = buffer[: rows.stop - rows.start]
+            B = _tile(rows.stop - rows.start, rank, dtype)
             fill_tile(scorer.columns, piece[rows], B)
             for factor in scorer.factors:
                 blas.multiply_rows(factor, B)
@@ -230,11 +248,9 @@ def new_rows_block(whitener: Whitener, scorer: Scorer, pieces: Pieces, first_row
     """Scores, estimate and residual (m, 3) of rows that pass 1 has never seen."""
     rank, dtype = len(whitener.inverse), whitener.inverse.dtype
     outputs: list[NDArray] = []
-    buffer = None
     for piece in BlockReader(pieces, first_row):
-        buffer = _buffer(rank, piece, dtype, buffer)
         for rows in _tiles(piece, rank):
-            B = buffer[: rows.stop - rows.start]
+            B = _tile(rows.stop - rows.start, rank, dtype)
             fill_tile(whitener.columns, piece[rows], B)
             blas.multiply_rows(whitener.inverse, B)
             diagonal = whitener.diagonal(piece[rows])
@@ -258,8 +274,9 @@ def _check_unchanged(reader: BlockReader, kept: Kept, first_row: int) -> None:
 def _scores_and_estimate(scorer: Scorer, raw: NDArray, diagonal: NDArray, residual: NDArray) -> NDArray[np.float64]:
     """Cap the raw scores by what a single row can have, and correct each by its own residual.
 
-    A row's score is at most ‖b‖²/(‖b‖² + n·λ), with ‖b‖² = k_ii − e up to its last digit. If it were the only row with a
-    residual e, its exact score would be 1 − o/(1 + g) = score + o·g/(1 + g) with o = 1 − score and g = e·o/(n·λ), of
+
+    A row's score is at most ‖b‖²/(‖b‖² + n·λ), with ‖b‖² = k_ii − e up to its last digit. If it were the only row with
+    a residual e, its exact score would be 1 − o/(1 + g) = score + o·g/(1 + g), o = 1 − score and g = e·o/(n·λ), of
     which the second form loses no digits; a residual below its own round-off corrects nothing.
     """
     explained = np.maximum(diagonal - residual, 0.0) + np.finfo(np.float64).eps * diagonal

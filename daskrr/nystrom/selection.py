@@ -10,7 +10,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from daskrr.engine.passes import Executor, Run, task
+from daskrr.engine.passes import Executor, Run, split, task
 from daskrr.engine.progress import Stage
 from daskrr.engine.rows import Rows, open_rows, pieces
 from daskrr.errors import InvalidData, InvalidParameter, check_count
@@ -147,10 +147,12 @@ def _locate_in_block(
 
 def fetch_rows(run: Run, indices: NDArray[np.int64], name: str) -> Any:
     """Handle of the rows ``indices`` (ascending) of X as one float64 array, assembled on a worker."""
-    starts = np.array([block.start for block in run.blocks])
-    place = np.searchsorted(starts, indices, side="right") - 1
     rows = run.rows.anew(f"{name}-{run.name}")
-    needed = [(run.blocks[i], indices[place == i] - starts[i]) for i in np.unique(place)]
+    # Blocks may share a chunk; here each chunk is decoded once.
+    blocks = split(rows.n_rows, max(rows.unit_rows, run.blocks[0].n_rows))
+    starts = np.array([block.start for block in blocks])
+    place = np.searchsorted(starts, indices, side="right") - 1
+    needed = [(blocks[i], indices[place == i] - starts[i]) for i in np.unique(place)]
     tasks = (
         task(name, run.name, block.index, _take, rows.source(block.start, block.stop), block.start, positions)
         for block, positions in needed

@@ -5,7 +5,7 @@ scheduler, as a rule); what it holds itself is small. The functions here are the
 """
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from html import escape
@@ -91,10 +91,18 @@ def gram_task(kernel: Kernel, dtype: np.dtype, payload: dict[str, Any], source: 
 
 
 def score_task(
-    kernel: Kernel, dtype: np.dtype, shift: float, payload: dict[str, Any], source: Any, start: int, kept: Kept
-) -> NDArray[np.float64]:
-    """Pass 2 on one block: scores and estimate, (m, 2)."""
-    return score_block(_scorer(payload, kernel, dtype, shift), pieces(source), start, kept)
+    kernel: Kernel,
+    dtype: np.dtype,
+    shift: float,
+    then: Callable[[NDArray[np.float64], Kept, int], Any] | None,
+    payload: dict[str, Any],
+    source: Any,
+    start: int,
+    kept: Kept,
+) -> Any:
+    """Pass 2 on one block: scores and estimate, (m, 2), or what ``then`` makes of them."""
+    values = score_block(_scorer(payload, kernel, dtype, shift), pieces(source), start, kept)
+    return values if then is None else then(values, kept, start)
 
 
 def new_rows_task(
@@ -157,7 +165,7 @@ class NystromSketch:
         rows = open_rows(X_new, name="X_new")
         if rows.shape[1] != self.n_features:
             raise InvalidData(f"X_new has {rows.shape[1]} features; the sketch was fitted to {self.n_features}.")
-        blocks = split(rows.n_rows, block_rows(max(self.rank, 1), rows.unit_rows))
+        blocks = split(rows.n_rows, block_rows(max(self.rank, 1), rows))
         payload = self.algebra.payload("new rows")
         work = partial(new_rows_task, self.kernel, self.dtype, self.shift)
         reading = uuid.uuid4().hex
@@ -170,18 +178,27 @@ class NystromSketch:
         ]  # fmt: skip
         return as_array(f"new-rows-{reading}", tasks, blocks, 3)
 
-    def gram_tasks(self, rows: Rows, blocks: Sequence[Block]) -> Iterator[Delayed]:
-        """The tasks of pass 1."""
-        payload = self.algebra.payload("whitener")
+    def gram_tasks(self, payload: Any, rows: Rows, blocks: Sequence[Block]) -> Iterator[Delayed]:
+        """The tasks of pass 1, to which ``payload`` is the factor of W."""
         work = partial(gram_task, self.kernel, self.dtype)
         rows = rows.anew(f"gram-{self.run}")
         for b in blocks:
             yield task("gram", self.run, b.index, work, payload, rows.source(b.start, b.stop), b.start)
 
-    def score_tasks(self, rows: Rows, blocks: Sequence[Block], kept: Sequence[Any], use: str) -> Iterator[Delayed]:
-        """The tasks of pass 2 for one use; ``kept`` are the handles of what pass 1 kept of each block."""
-        payload = self.algebra.payload("scorer")
-        work = partial(score_task, self.kernel, self.dtype, self.shift)
+    def score_tasks(
+        self,
+        payload: Any,
+        rows: Rows,
+        blocks: Sequence[Block],
+        kept: Sequence[Any],
+        use: str,
+        then: Callable[[NDArray[np.float64], Kept, int], Any] | None = None,
+    ) -> Iterator[Delayed]:
+        """The tasks of pass 2 for one use, with the factors in ``payload`` and what pass 1 kept of each block.
+
+        ``then`` is called with a block's scores and estimate, what was kept of it, and its first row, in the same task.
+        """
+        work = partial(score_task, self.kernel, self.dtype, self.shift, then)
         rows = rows.anew(f"{use}-{self.run}")
         for b, kept_block in zip(blocks, kept, strict=True):
             source = rows.source(b.start, b.stop)
