@@ -36,7 +36,7 @@ class Sizes:
     chunk_rows: int
 
 
-FULL = Sizes(200_000, 3_200_000, 32, 256, 1.1, harness.chunk_rows(32))
+FULL = Sizes(200_000, 3_200_000, 32, 1024, 1.1, harness.chunk_rows(32))
 QUICK = Sizes(4000, 16_000, 32, 32, 0.004, 1000)
 
 

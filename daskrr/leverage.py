@@ -34,6 +34,9 @@ from daskrr.nystrom.selection import check_sampling, draw_landmarks, fetch_rows,
 from daskrr.nystrom.sketch import NystromSketch, landmark_inputs
 from daskrr.result import LeverageResult
 
+# Gram matrices of blocks that one task adds to the sum.
+ADDENDS = 4
+
 
 def leverage_scores(
     X: Any,
@@ -247,25 +250,39 @@ def _whiten(job: _Job, run: Run, kernel: Kernel, landmarks: Landmarks) -> tuple[
 def _sum_grams(run: Run, sketch: NystromSketch) -> tuple[Any, list[Any], float]:
     """Pass 1: add the blocks' Gram matrices from left to right; keep the residuals where they are."""
     kept: list[Any] = []
-    total: Any = None
+    total: list[Any] = []
+    waiting: list[Any] = []
     payload = run.executor.hold(sketch.algebra.payload("whitener"))
     tasks = sketch.gram_tasks(payload, run.rows, run.blocks)
     with Stage(run.report, "pass 1: gram", total=len(run.blocks), total_rows=run.rows.n_rows) as stage:
         for block, part in zip(run.blocks, run.executor.window(tasks), strict=True):
             kept.append(run.executor.apply("keep-residual", _kept, part))
-            total = run.executor.apply("add-grams", _add_grams, part, *([] if total is None else [total]))
+            waiting.append(part)
+            if len(waiting) == ADDENDS or block is run.blocks[-1]:
+                # Sums are a chain. Waiting for the last link bounds how many parts lie on the workers.
+                run.executor.settle(total)
+                total = [run.executor.apply("add-grams", _add_grams, len(total), *total, *waiting)]
+                waiting = []
             stage.advance(rows=block.n_rows)
-    return total, kept, run.executor.value(run.executor.apply("trace", itemgetter("trace"), total))
+    return total[0], kept, run.executor.value(run.executor.apply("trace", itemgetter("trace"), total[0]))
 
 
 def _kept(part: GramPart) -> Kept:
     return part.kept
 
 
-def _add_grams(part: GramPart, total: dict[str, Any] | None = None) -> dict[str, Any]:
-    if total is None:
-        return {"G": part.gram, "trace": part.kept.diagonal_sum}
-    return {"G": total["G"] + part.gram, "trace": total["trace"] + part.kept.diagonal_sum}
+def _add_grams(n_totals: int, *addends: Any) -> dict[str, Any]:
+    """Add parts from left to right to the total so far, if there is one."""
+    if n_totals:
+        total, *parts = addends
+        G, trace = total["G"].copy(), total["trace"]
+    else:
+        first, *parts = addends
+        G, trace = first.gram.copy(), first.kept.diagonal_sum
+    for part in parts:
+        np.add(G, part.gram, out=G)
+        trace += part.kept.diagonal_sum
+    return {"G": G, "trace": trace}
 
 
 def _summary(

@@ -109,7 +109,7 @@ def _embedded(workers: int | None, memory_limit: str | int | None) -> Iterator[C
 @contextmanager
 def _running(address: str, worker_seconds: float) -> Iterator[Client]:
     client = _open(address)
-    with client:
+    with client, client.as_current():
         _await_worker(client, address, worker_seconds)
         yield client
 
@@ -117,7 +117,8 @@ def _running(address: str, worker_seconds: float) -> Iterator[Client]:
 def _open(address: str) -> Client:
     advice = "check the address, and that this machine can reach it, or leave it out to compute on this machine"
     try:
-        return Client(address, timeout=CONNECT_SECONDS)
+        # Not the default: one that fails to connect would stay it.
+        return Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError) as error:
         raise SourceUnreachable(f"no Dask scheduler answers at {address} ({error}): {advice}") from error
     except Exception as error:

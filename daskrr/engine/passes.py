@@ -118,6 +118,9 @@ class Executor(Protocol):
     def values(self, handles: Sequence[Any]) -> list[Any]:
         """The results behind several handles, in this process."""
 
+    def settle(self, handles: Sequence[Any]) -> None:
+        """Wait until the results behind ``handles`` are there, wherever that is."""
+
     def hold(self, shared: Delayed) -> Any:
         """What all tasks of a pass share, ready as an argument of each."""
 
@@ -170,6 +173,9 @@ class LocalExecutor:
         """The handles are the values."""
         return list(handles)
 
+    def settle(self, handles: Sequence[Any]) -> None:
+        """The values are there already."""
+
     def hold(self, shared: Delayed) -> Any:
         """Nothing to do: it is in this process already."""
         return shared
@@ -200,7 +206,7 @@ class ClusterExecutor:
         try:
             while True:
                 running = [future for future in pending if not future.done()]
-                free = min(self._limit() - len(running), 2 * self._limit() - len(pending))
+                free = min(self._limit() - len(running), self._limit() + self.n_threads - len(pending))
                 for index, one in itertools.islice(numbered, max(0, free)):
                     pending.append(self.client.compute(one, priority=-index))
                 if not pending:
@@ -218,8 +224,7 @@ class ClusterExecutor:
     def hold(self, shared: Delayed) -> Any:
         """Compute what all tasks of a pass share and copy it to every worker before they start."""
         future = self.client.compute(shared)
-        distributed.wait(future)
-        _raise_failure(future)
+        self.settle([future])
         self.client.replicate(future)
         return future
 
@@ -241,10 +246,14 @@ class ClusterExecutor:
 
     def values(self, handles: Sequence[Any]) -> list[Any]:
         """Gather small results in one message."""
+        self.settle(handles)
+        return self.client.gather(handles)
+
+    def settle(self, handles: Sequence[Any]) -> None:
+        """Wait on the scheduler's word; nothing is moved."""
         distributed.wait(handles)
         for handle in handles:
             _raise_failure(handle)
-        return self.client.gather(handles)
 
     def check(self, rows: Rows) -> None:
         """Open the input once on every worker, and compare versions, before any long work.

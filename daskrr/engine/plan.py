@@ -154,13 +154,14 @@ def make_plan(
 def _worker_bytes(rows: Rows, p: int, dtype: np.dtype, height: int, kept: int, workers: Workers) -> int:
     """Interpreter; the factor as received and as used; sums held, sent and received; what is kept of every row; tiles.
 
-    A thread holds one tile and one partial sum, one input piece as stored and decoded, its finite mask, and panels.
+    A thread holds one tile, the partial sum that it makes and two that wait to be added, one input piece as stored and
+    decoded, its finite mask, and panels.
     """
     matrix = 8 * p * p
     piece = rows.piece_bytes if isinstance(rows, ZarrRows) else height * rows.row_bytes
     tile = min(tile_rows(p), height) * p * dtype.itemsize
-    per_thread = tile + matrix + 4 * piece + 4 * PANEL_BYTES + 16 * 8 * height
-    shared = matrix * (7 if workers.apart else 4)
+    per_thread = tile + 3 * matrix + 4 * piece + 4 * PANEL_BYTES + 16 * 8 * height
+    shared = matrix * (10 if workers.apart else 8)
     return IDLE_WORKER_BYTES + shared + 10 * rows.n_rows * kept // workers.n_workers + workers.threads_each * per_thread
 
 
