@@ -48,6 +48,10 @@ class OutputExists(DaskrrError, FileExistsError):
     """The output exists and was not asked to be replaced, or is not ours to replace."""
 
 
+class NotCertified(DaskrrError, RuntimeError):
+    """An interval was asked of a result that was computed without one."""
+
+
 class CheckFailed(DaskrrError, RuntimeError):
     """A post-condition of the run does not hold; nothing was published."""
 

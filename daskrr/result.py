@@ -4,7 +4,8 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
+from operator import add
 from typing import Any
 
 import dask.array as da
@@ -18,62 +19,41 @@ from daskrr.engine.plan import Plan
 from daskrr.engine.progress import Reporter, Stage, reporter
 from daskrr.engine.rows import Rows
 from daskrr.engine.storage import OutputStore, write_block
-from daskrr.errors import CheckFailed, InvalidParameter, check_count
-from daskrr.numerics.tiles import Kept
-from daskrr.nystrom.sketch import NystromSketch, html_table
+from daskrr.errors import CheckFailed, InvalidParameter
+from daskrr.numerics.gram import Kept, Totals
+from daskrr.numerics.reservoir import Reservoir
+from daskrr.numerics.score import ScoredRows
+from daskrr.nystrom.audit import Audit
+from daskrr.nystrom.certificates import Certificate, Goal, Widths, dimension_bounds, summarize, widths_of
+from daskrr.nystrom.pass1 import FirstPass
+from daskrr.nystrom.sketch import NystromSketch, Reading, html_table, score_new_rows
+from daskrr.top import CERTIFIED, PLAIN, TopRows, check_top, merge_top, not_certified
 
 # Least relative difference between the sum of the scores and the effective dimension that is reported as a failure.
 SUM_TOLERANCE = {"float64": 1e-9, "float32": 1e-3}
 
 
+def _top_of_block(k: int, by: str, column: int, scored: ScoredRows, start: int) -> TopRows:
+    rows = np.arange(start, start + len(scored.estimate))
+    names = PLAIN if scored.interval is None else CERTIFIED
+    columns = {name: getattr(scored, name)[:, column] for name in names}
+    return merge_top([TopRows(rows, **columns, residual=scored.facts.residual, by=by)], k)
+
+
 @dataclass(frozen=True)
-class TopRows:
-    """The highest rows of a result, highest first."""
+class Proof:
+    """What a certificate rests on, before all rows have been looked at.
 
-    rows: NDArray[np.int64]
-    scores: NDArray[np.float64]
-    estimate: NDArray[np.float64]
-    residual: NDArray[np.float64]
-    by: str
+    ``chances`` is what the landmarks were drawn by: ``"uniform"``, ``"diagonal"``, handles of weights, or None.
+    """
 
-    @property
-    def values(self) -> NDArray[np.float64]:
-        """What the rows are ranked by."""
-        return getattr(self, self.by)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __str__(self) -> str:
-        head = f"{'row':>12}  {'score':>10}  {'estimate':>10}  {'residual':>10}"
-        lines = [
-            f"{row:>12}  {score:>10.6f}  {estimate:>10.6f}  {residual:>10.3e}"
-            for row, score, estimate, residual in zip(self.rows, self.scores, self.estimate, self.residual, strict=True)
-        ]
-        return "\n".join([head, *lines])
-
-
-def check_top(k: Any, by: Any) -> None:
-    """Raise :class:`InvalidParameter` unless k rows can be ranked by ``by``."""
-    check_count("k", k)
-    if by not in ("estimate", "scores"):
-        raise InvalidParameter(f"by must be 'estimate' or 'scores', got {by!r}")
-
-
-def merge_top(parts: Sequence[TopRows], k: int) -> TopRows:
-    """The k highest of several lists; equal values in row order."""
-    by = parts[0].by
-    joined = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in ("rows", "scores", "estimate", "residual")
-    }
-    order = np.lexsort((joined["rows"], -joined[by]))[:k]
-    return TopRows(**{name: values[order] for name, values in joined.items()}, by=by)
-
-
-def _top_of_block(k: int, by: str, values: NDArray, kept: Kept, start: int) -> TopRows:
-    rows = np.arange(start, start + len(values))
-    return merge_top([TopRows(rows, values[:, 0], values[:, 1], kept.residual, by)], k)
+    audit: Audit
+    totals: Totals
+    dimensions: tuple[float, ...]
+    goal: Goal
+    failure_probability: float
+    chances: str | Sequence[Any] | None
+    chance_total: float
 
 
 class LeverageResult:
@@ -84,7 +64,7 @@ class LeverageResult:
     sketch
         The fitted small object, which scores new rows too.
     effective_dimension
-        tr(G (G + n·λ·I)⁻¹): what the scores must sum to.
+        tr(G (G + n·λ·I)⁻¹): what the scores must sum to; a list for a list of ridges.
     rank
         Number of landmarks that are linearly independent at working precision.
     plan
@@ -102,55 +82,185 @@ class LeverageResult:
         executor: Executor,
         plan: Plan,
         summary: dict[str, Any],
+        proof: Proof | None = None,
     ) -> None:
         self.sketch, self.plan, self.summary = sketch, plan, summary
-        self.effective_dimension: float = summary["effective_dimension"]
+        self.effective_dimension: Any = summary["effective_dimension"]
         self.rank: int = summary["rank"]
-        self._rows, self._blocks, self._kept, self._executor = rows, blocks, kept, executor
+        self.rows, self.blocks, self._kept, self.executor, self._proof = rows, blocks, kept, executor, proof
+
+    @property
+    def audit(self) -> Audit:
+        """How ‖K − L‖ was bounded; known without another pass."""
+        if self._proof is None:
+            raise not_certified("interval")
+        return self._proof.audit
+
+    @property
+    def effective_dimension_bounds(self) -> list[tuple[float, float]]:
+        """For every ridge, what the sum of the exact scores lies between, by the trace of K − L alone."""
+        if self._proof is None:
+            raise not_certified("effective dimension")
+        return dimension_bounds(self.sketch, self._proof.audit, self._proof.dimensions)
+
+    def misses_among(self, first: FirstPass) -> bool:
+        """Whether one of the rows that pass 1 drew for the audit misses the goal, which spares a look at all."""
+        if self._proof is None or not self._proof.audit.rows:
+            return False
+        sketch = self.sketch
+        look = partial(_some_miss, sketch.reading, self._proof.goal, sketch.ridges.index(min(sketch.ridges)))
+        payload = self.executor.hold(sketch.algebra.payload("drawn rows"))
+        return self.executor.value(self.executor.apply("look-at-drawn-rows", look, payload, first.drawn))
+
+    @property
+    def certified(self) -> bool:
+        """Whether every score comes with an interval."""
+        return self._proof is not None
 
     @property
     def scores(self) -> da.Array:
-        """Lazy (n,): the paper's approximate scores l̃, never above the exact ones beyond round-off."""
-        return self._pass_2[:, 0]
+        """Lazy (n,), (n, L) for L ridges: the paper's scores l̃, never above the exact ones beyond round-off."""
+        return self.sketch.pick(self._pass_2, 0)
 
     @property
     def estimate(self) -> da.Array:
-        """Lazy (n,): scores corrected by each row's own residual, which sees outliers that no landmark is near."""
-        return self._pass_2[:, 1]
+        """Lazy, like ``scores``: corrected by each row's residual, which sees outliers that no landmark is near."""
+        return self.sketch.pick(self._pass_2, 1)
+
+    @property
+    def lower(self) -> da.Array:
+        """Lazy, like ``scores``: what the exact score is certainly not below, round-off included.
+
+        Raises
+        ------
+        NotCertified
+            The scores were computed without ``certify=True``.
+        """
+        return self._end("lower")
+
+    @property
+    def upper(self) -> da.Array:
+        """Lazy, like ``scores``: what the exact score is certainly not above, round-off included.
+
+        Raises
+        ------
+        NotCertified
+            The scores were computed without ``certify=True``.
+        """
+        return self._end("upper")
+
+    def _end(self, name: str) -> da.Array:
+        if not self.certified:
+            raise not_certified(name)
+        return self.sketch.pick(self._pass_2, CERTIFIED.index(name))
 
     @cached_property
     def residual(self) -> da.Array:
         """Lazy (n,): k_ii − L_ii, the part of each row that the landmarks do not explain; kept from pass 1."""
         tasks = [
             task("residual", self.sketch.run, block.index, _residual_column, kept)
-            for block, kept in zip(self._blocks, self._kept, strict=True)
+            for block, kept in zip(self.blocks, self._kept, strict=True)
         ]
-        return as_array(f"residuals-{self.sketch.run}", tasks, self._blocks, 1)[:, 0]
+        return as_array(f"residuals-{self.sketch.run}", tasks, self.blocks, 1)[:, 0]
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return CERTIFIED if self.certified else PLAIN
 
     @cached_property
     def _pass_2(self) -> da.Array:
-        return as_array(f"scores-{self.sketch.run}", list(self._score_tasks("lazy")), self._blocks, 2)
+        width = len(self._names) * len(self.sketch.ridges)
+        tasks = list(self.score_tasks("lazy", partial(_side_by_side, self._names)))
+        return as_array(f"scores-{self.sketch.run}", tasks, self.blocks, width)
 
-    def _score_tasks(self, use: str, then: Callable | None = None) -> Iterator[Delayed]:
+    def score_tasks(self, use: str, then: Callable[..., Any], more: Sequence[Any] | None = None) -> Iterator[Delayed]:
+        """The tasks of pass 2 for one use; ``then`` is called with each block's scores and first row."""
         payload = self.sketch.algebra.payload("scorer")
-        held = payload if use == "lazy" else self._executor.hold(payload)
-        return self.sketch.score_tasks(held, self._rows, self._blocks, self._kept, use, then)
+        held = payload if use == "lazy" else self.executor.hold(payload)
+        return self.sketch.score_tasks(held, self.rows, self.blocks, self._kept, use, then, more)
 
-    def top(self, k: int = 10, by: str = "estimate") -> TopRows:
-        """The k highest rows by ``"estimate"`` or ``"scores"``, reduced on the workers.
+    def _all_blocks(
+        self, use: str, then: Callable[..., Any], report: Reporter, more: Sequence[Any] | None = None
+    ) -> list[Any]:
+        """Pass 2 over all rows: what ``then`` makes of each block, in this process."""
+        tasks = self.score_tasks(use, then, more)
+        handles: list[Any] = []
+        with Stage(report, "pass 2: scores", total=len(self.blocks), total_rows=self.rows.n_rows) as stage:
+            for block, handle in zip(self.blocks, self.executor.window(tasks), strict=True):
+                handles.append(handle)
+                stage.advance(rows=block.n_rows)
+        return self.executor.values(handles)
+
+    @cached_property
+    def certificate(self) -> Certificate:
+        """What is certain about the scores and how wide the intervals are; runs pass 2 unless something did so before.
+
+        Raises
+        ------
+        NotCertified
+            The scores were computed without ``certify=True``.
+        """
+        return self.measure()
+
+    def measure(self, progress: Reporter | bool | None = None) -> Certificate:
+        """Run pass 2 to find out how wide the intervals are; the certificate is kept."""
+        if self._proof is None:
+            raise not_certified("interval")
+        with reporter(progress) as report:
+            found = self._all_blocks("widths", self._measurer, report, self._weights)
+        self.certificate = self._summarize(found)
+        return self.certificate
+
+    def _summarize(self, widths: Sequence[Widths]) -> Certificate:
+        proof = self._proof
+        if proof is None:
+            raise not_certified("interval")
+        return summarize(
+            self.sketch, proof.audit, proof.dimensions, proof.totals, reduce(add, widths), proof.goal,
+            proof.failure_probability,
+        )  # fmt: skip
+
+    @property
+    def _measurer(self) -> Callable[..., Widths]:
+        proof, sketch = self._proof, self.sketch
+        if proof is None or sketch.certainty is None:
+            raise not_certified("interval")
+        by = proof.chances if isinstance(proof.chances, str) or proof.chances is None else "weights"
+        return partial(_widths, sketch.shifts, sketch.certainty, proof.goal, by, proof.chance_total)
+
+    @property
+    def _weights(self) -> Sequence[Any] | None:
+        chances = None if self._proof is None else self._proof.chances
+        return None if isinstance(chances, str) else chances
+
+    def top(self, k: int = 10, by: str = "estimate", ridge: float | None = None) -> TopRows:
+        """The k highest rows by ``"estimate"``, ``"scores"``, ``"lower"`` or ``"upper"``, reduced on the workers.
+
+        Of several ridges the smallest decides unless ``ridge`` names another.
 
         Raises
         ------
         InvalidParameter
-            k below 1, or ranked by something else.
+            k below 1, ranked by something else, or at a ridge that was not asked for.
         """
-        check_top(k, by)
-        tasks = self._score_tasks(f"top-{k}-{by}", partial(_top_of_block, k, by))
-        return merge_top(self._executor.values(list(self._executor.window(tasks))), k)
+        check_top(k, by, self.certified)
+        column = self.column(ridge)
+        tasks = self.score_tasks(f"top-{k}-{by}-{column}", partial(_top_of_block, k, by, column))
+        return merge_top(self.executor.values(list(self.executor.window(tasks))), k)
+
+    def column(self, ridge: float | None) -> int:
+        """Which column belongs to a ridge; the smallest ridge by default."""
+        ridges = self.sketch.ridges
+        if ridge is None:
+            return ridges.index(min(ridges))
+        if ridge not in ridges:
+            raise InvalidParameter(f"ridge={ridge!r} is none of those that were scored: {self.sketch.ridge_text}")
+        return ridges.index(ridge)
 
     def store(self, path: Any, *, overwrite: bool = False, progress: Reporter | bool | None = None) -> dict[str, Any]:
-        """Run pass 2 and write ``scores``, ``estimate`` and ``residual`` to a new Zarr group; return its summary.
+        """Run pass 2 and write the results to a new Zarr group; return its summary.
 
+        The group holds ``scores``, ``estimate`` and ``residual``, and ``lower`` and ``upper`` where they are certified.
         Workers write whole chunks. The sum of the scores is checked against the effective dimension before the
         result is put in its place; until then nothing is visible at ``path``.
 
@@ -162,52 +272,57 @@ class LeverageResult:
             The scores do not add up, or the input changed since pass 1; nothing is published.
         """
         with OutputStore(path, overwrite) as output, reporter(progress) as report:
-            output.create(("scores", "estimate", "residual"), self._rows.n_rows, self.plan.block_rows)
+            shape = (self.rows.n_rows,) if self.sketch.single else (self.rows.n_rows, len(self.sketch.ridges))
+            shapes = dict.fromkeys(self._names, shape) | {"residual": shape[:1]}
+            output.create(shapes, self.plan.block_rows)
             began = time.perf_counter()
-            total, top = self._write(output, report)
-            self._check_sum(total)
+            measurer = self._measurer if self.certified else None
+            work = partial(_write_rows, output.arrays, self.sketch.single, self.column(None), measurer)
+            sums, tops, widths = zip(*self._all_blocks("store", work, report, self._weights), strict=True)
+            totals = np.array([math.fsum(column) for column in zip(*sums, strict=True)])
+            self._check_sums(totals)
+            if self.certified:
+                self.certificate = self._summarize(widths)
             summary = self.summary | {
-                "sum_of_scores": total,
-                "top": [{"row": int(row), "score": score, "estimate": estimate, "residual": residual}
-                        for row, score, estimate, residual in zip(
-                            top.rows, top.scores.tolist(), top.estimate.tolist(), top.residual.tolist(), strict=True)],
+                "sum_of_scores": as_given(totals, self.sketch.single),
+                "certificate": self.certificate.to_dict() if self.certified else None,
+                "top": merge_top(tops, 10).to_records(),
                 "seconds": self.summary["seconds"] | {"pass 2": time.perf_counter() - began},
-            }  # fmt: skip
+            }
             output.commit(summary)
         return summary | {"output": output.target}
 
-    def _write(self, output: OutputStore, report: Reporter) -> tuple[float, TopRows]:
-        tasks = self._score_tasks("store", partial(_write_scores, output.arrays))
-        receipts: list[Any] = []
-        with Stage(report, "pass 2: scores", total=len(self._blocks), total_rows=self._rows.n_rows) as stage:
-            for block, handle in zip(self._blocks, self._executor.window(tasks), strict=True):
-                receipts.append(handle)
-                stage.advance(rows=block.n_rows)
-        sums, tops = zip(*self._executor.values(receipts), strict=True)
-        return math.fsum(sums), merge_top(tops, 10)
-
-    def _check_sum(self, total: float) -> None:
-        allowed = max(10.0 * self.summary["score_error"], SUM_TOLERANCE[str(self.sketch.dtype)])
-        difference = abs(total - self.effective_dimension)
-        if not difference <= allowed * max(self.effective_dimension, np.finfo(float).tiny):
-            raise CheckFailed(
-                f"the scores sum to {total:.12g}, but pass 1 found an effective dimension of "
-                f"{self.effective_dimension:.12g} (allowed relative difference {allowed:.1g}). The input changed "
-                "between the passes, or rows were lost. Nothing was published."
-            )
+    def _check_sums(self, totals: NDArray[np.float64]) -> None:
+        dimensions = np.atleast_1d(self.effective_dimension)
+        errors = np.atleast_1d(self.summary["score_error"])
+        for total, dimension, error in zip(totals, dimensions, errors, strict=True):
+            allowed = max(10.0 * error, SUM_TOLERANCE[str(self.sketch.dtype)])
+            if not abs(total - dimension) <= allowed * max(dimension, np.finfo(float).tiny):
+                raise CheckFailed(
+                    f"the scores sum to {total:.12g}, but pass 1 found an effective dimension of {dimension:.12g} "
+                    f"(allowed relative difference {allowed:.1g}). The input changed between the passes, or rows were "
+                    "lost. Nothing was published."
+                )
 
     def _facts(self) -> dict[str, str]:
         parameters = self.summary["parameters"]
-        return {
+        dimensions = ", ".join(f"{value:.6g}" for value in np.atleast_1d(self.effective_dimension))
+        facts = {
             "rows": f"{self.summary['n_rows']:,} × {self.summary['n_features']} features, {parameters['input']}",
             "kernel": repr(self.sketch.kernel),
-            "ridge λ": f"{parameters['ridge']:g}",
+            "ridge λ": self.sketch.ridge_text,
             "landmarks": f"{parameters['n_landmarks']:,} draws ({parameters['sampling']}), "
             f"{self.summary['distinct_landmarks']:,} distinct, rank {self.rank:,}",
-            "effective dimension": f"{self.effective_dimension:.6g}",
+            "effective dimension": dimensions,
             "seed": str(parameters["random_state"]),
             "p × p algebra": self.summary["algebra"]["place"],
         }
+        if self._proof is not None:
+            deviation = ", ".join(f"{self._proof.audit.delta / shift:.3g}" for shift in self.sketch.shifts)
+            facts["certified"] = (
+                f"‖K − L‖/nλ ≤ {deviation}, failure probability {self._proof.audit.failure_probability:g}"
+            )
+        return facts
 
     def __repr__(self) -> str:
         return "LeverageResult\n" + "\n".join(f"{name:>20}: {text}" for name, text in self._facts().items())
@@ -216,15 +331,62 @@ class LeverageResult:
         return html_table("LeverageResult", self._facts())
 
 
+def as_given(values: Any, single: bool) -> Any:
+    """A number for one ridge, a list for a list of ridges."""
+    return float(values[0]) if single else [float(value) for value in values]
+
+
 def _residual_column(kept: Kept) -> NDArray[np.float64]:
     return kept.residual[:, None]
 
 
-def _write_scores(
-    arrays: dict[str, zarr.Array], values: NDArray[np.float64], kept: Kept, start: int
-) -> tuple[float, TopRows]:
-    """Write one block of results; what comes back is a receipt: the block's sum and its highest rows."""
-    if not (np.isfinite(values).all() and (values >= 0).all() and (values <= 1).all()):
-        raise CheckFailed(f"a score in the block of rows from {start} is not within [0, 1]. Nothing was published.")
-    write_block(arrays, {"scores": values[:, 0], "estimate": values[:, 1], "residual": kept.residual}, start)
-    return math.fsum(values[:, 0]), _top_of_block(10, "estimate", values, kept, start)
+def _some_miss(reading: Reading, goal: Goal, column: int, payload: dict[str, Any], drawn: dict[str, Reservoir]) -> bool:
+    scored = score_new_rows(reading, payload, None, [drawn["audit"].X], 0)
+    return scored.interval is not None and bool(goal.misses_of(scored.interval)[:, column].any())
+
+
+def _side_by_side(names: Sequence[str], scored: ScoredRows, start: int) -> NDArray[np.float64]:
+    return np.hstack([getattr(scored, name) for name in names])
+
+
+def _widths(
+    shifts: tuple[float, ...],
+    certainty: Any,
+    goal: Goal,
+    by: str | None,
+    total: float,
+    scored: ScoredRows,
+    start: int,
+    weights: NDArray[np.float64] | None = None,
+) -> Widths:
+    """Measure one block; rows were drawn uniformly, by their diagonal, by other weights, or not at random."""
+    chances: NDArray[np.float64] | float | None = None
+    if by == "uniform":
+        chances = 1.0 / total
+    elif by is not None:
+        drawn_by = scored.facts.diagonal if weights is None else weights
+        chances = drawn_by / total if total > 0 else None
+    return widths_of(scored, shifts, certainty, goal, chances)
+
+
+def _write_rows(
+    arrays: dict[str, zarr.Array],
+    single: bool,
+    column: int,
+    measurer: Callable[..., Widths] | None,
+    scored: ScoredRows,
+    start: int,
+    *weights: NDArray[np.float64],
+) -> tuple[list[float], TopRows, Widths | None]:
+    """Write one block of results; what comes back is a receipt: its sums, its highest rows, and its widths."""
+    columns = {name: getattr(scored, name) for name in arrays if name != "residual"}
+    for name, values in columns.items():
+        if not (np.isfinite(values).all() and (values >= 0).all() and (values <= 1).all()):
+            raise CheckFailed(
+                f"{name} of a row in the block of rows from {start} is not within [0, 1]. Nothing was published."
+            )
+    written = {name: values[:, 0] if single else values for name, values in columns.items()}
+    write_block(arrays, written | {"residual": scored.facts.residual}, start)
+    sums = [math.fsum(values) for values in scored.scores.T]
+    widths = None if measurer is None else measurer(scored, start, *weights)
+    return sums, _top_of_block(10, "estimate", column, scored, start), widths

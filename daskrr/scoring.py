@@ -1,31 +1,34 @@
 """Scores from store to store, and questions to a store of scores."""
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from daskrr.engine.progress import Reporter
-from daskrr.engine.storage import OutputStore, open_result
+from daskrr.engine.storage import OutputStore, open_result, stored_column
 from daskrr.kernels import Kernel
 from daskrr.leverage import leverage_scores
-from daskrr.result import TopRows, check_top, merge_top
+from daskrr.top import CERTIFIED, TopRows, check_top, merge_top
 
 
 def score_to_zarr(
     X: Any,
     output: str | os.PathLike,
     kernel: Kernel | dict | Any,
-    ridge: float,
+    ridge: float | Sequence[float],
     n_landmarks: int | None = None,
     *,
     overwrite: bool = False,
     progress: Reporter | bool | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Score the rows of X and write ``scores``, ``estimate`` and ``residual`` to the Zarr group ``output``.
+    """Score the rows of X and write the results to the Zarr group ``output``.
 
-    The other options are those of :func:`daskrr.leverage_scores`. Returns the summary that is stored with the result.
+    It holds ``scores``, ``estimate`` and ``residual``, and ``lower`` and ``upper`` where they are certified. The other
+    options are those of :func:`daskrr.leverage_scores`. Returns the summary that is stored with the result.
 
     Raises
     ------
@@ -46,25 +49,29 @@ def score_to_zarr(
     return result.store(output, overwrite=overwrite, progress=progress)
 
 
-def top_rows(path: str | os.PathLike, k: int = 10, by: str = "estimate") -> list[dict[str, Any]]:
-    """The k highest rows of a store of scores, read chunk by chunk.
+def top_rows(
+    path: str | os.PathLike, k: int = 10, by: str = "estimate", ridge: float | None = None
+) -> list[dict[str, Any]]:
+    """The k highest rows of a store of scores, read chunk by chunk; of several ridges the smallest by default.
 
     Raises
     ------
     InvalidData
         ``path`` holds no finished result.
     """
-    check_top(k, by)
     group = open_result(path)
-    arrays: dict[str, Any] = {name: group[name] for name in ("scores", "estimate", "residual")}
+    arrays: dict[str, Any] = {name: group[name] for name in (*CERTIFIED, "residual") if name in group}
+    check_top(k, by, "upper" in arrays)
+    column = stored_column(group, ridge)
     n_rows, height = arrays["scores"].shape[0], arrays["scores"].chunks[0]
     best: list[TopRows] = []
     for start in range(0, n_rows, height):
-        parts = {name: np.asarray(array[start : start + height]) for name, array in arrays.items()}
+        parts = {name: _read(array, start, start + height, column) for name, array in arrays.items()}
         rows = np.arange(start, start + len(parts["scores"]))
         best = [merge_top([*best, TopRows(rows, **parts, by=by)], k)]
-    top = best[0]
-    return [
-        {"row": int(row), "score": float(score), "estimate": float(estimate), "residual": float(residual)}
-        for row, score, estimate, residual in zip(top.rows, top.scores, top.estimate, top.residual, strict=True)
-    ]
+    return best[0].to_records()
+
+
+def _read(array: Any, start: int, stop: int, column: int) -> NDArray[np.float64]:
+    values = np.asarray(array[start:stop])
+    return values if values.ndim == 1 else values[:, column]

@@ -36,7 +36,7 @@ def whitened(W, error=U64, dtype=F64, penalty=None):
 
 
 def ridged(G, whitening, shift, dtype=F64):
-    return algebra.ridge_factor(G, whitening, 4, shift / 4, dtype)
+    return algebra.ridge_factor(G, whitening, 4, [shift / 4], dtype)
 
 
 def resolution(ridge, dtype=F64, error=1e-6, mean_diagonal=3.0, rank=1):
@@ -51,9 +51,9 @@ def smallest_named(error):
 
 
 @pytest.mark.parametrize(("dtype", "unit"), [(F64, U64), (F32, U32)])
-def test_kernel_error__is_at_least_the_unit_roundoff(dtype, unit):
+def test_kernel_error__is_at_least_four_roundoffs(dtype, unit):
     W = kernel_matrix()
-    assert algebra.kernel_error(W, W, dtype) == unit
+    assert algebra.kernel_error(W, W, dtype) == 4 * unit
 
 
 def test_kernel_error__is_twice_the_largest_error_relative_to_the_diagonal():
@@ -62,7 +62,7 @@ def test_kernel_error__is_twice_the_largest_error_relative_to_the_diagonal():
     tile[0, 1] += 0.2
     tile[2, 2] = 7.0
     assert algebra.kernel_error(tile, W, F64) == pytest.approx(2 * 0.2 / (2 * 10))
-    assert algebra.kernel_error(np.zeros((2, 2)), np.zeros((2, 2)), F32) == U32
+    assert algebra.kernel_error(np.zeros((2, 2)), np.zeros((2, 2)), F32) == 4 * U32
 
 
 # --- Whitening ----------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def test_ridge_factor__inverts_gram_plus_ridge(dtype, shift):
     found = ridged(np.tril(G) + 77 * np.triu(np.ones((9, 9)), 1), whitening, shift, dtype)
     inside = G + shift * np.eye(9)
     np.testing.assert_allclose(found.inverse @ inside @ found.inverse.T, np.eye(9), atol=1e-11)
-    assert found.effective_dimension == pytest.approx(np.trace(np.linalg.solve(inside, G)), rel=1e-12)
+    assert found.effective_dimensions[0] == pytest.approx(np.trace(np.linalg.solve(inside, G)), rel=1e-12)
     np.testing.assert_allclose(found.combined, found.inverse @ whitening.inverse, rtol=1e-9, atol=1e-9)
     assert 0.8 * np.linalg.norm(G, 2) <= found.gram_norm <= np.linalg.norm(G, 2) * (1 + 1e-12)
 
@@ -171,7 +171,7 @@ def test_ridge_factor__gives_up_the_combined_factor_at_small_ridges():
     near, far = (ridged(G, whitening, shift) for shift in shifts)
     assert near.combined is not None
     assert far.combined is None
-    assert near.score_error <= algebra.COMBINED_LIMIT[F64] * 1.01
+    assert near.score_errors[0] <= algebra.COMBINED_LIMIT[F64] * 1.01
 
 
 @pytest.mark.parametrize("dtype", [F64, F32])
@@ -180,21 +180,62 @@ def test_ridge_factor__refuses_and_names_a_ridge_that_works(dtype):
     with pytest.raises(RidgeTooSmall, match=f"{dtype} round-off") as caught:
         ridged(G, whitening, 1e-20, dtype)
     enough = 4 * smallest_named(caught.value)
-    assert ridged(G, whitening, enough, dtype).score_error <= algebra.MAX_SCORE_ERROR * 1.01
+    assert ridged(G, whitening, enough, dtype).score_errors[0] <= algebra.MAX_SCORE_ERROR * 1.01
     with pytest.raises(RidgeTooSmall, match="works is"):
         ridged(G, whitening, 0.9 * enough, dtype)
 
 
 def test_ridge_factor__takes_rank_zero():
     found = ridged(np.zeros((0, 0)), whitened(np.zeros((3, 3))), 1.0)
-    assert (found.effective_dimension, found.score_error, found.gram_norm) == (0.0, 0.0, 0.0)
+    assert (found.effective_dimensions[0], found.score_errors[0], found.gram_norm) == (0.0, 0.0, 0.0)
     assert found.combined.shape == (0, 0)
 
 
 def test_ridge_factor__takes_a_gram_matrix_of_zeros():
     found = ridged(np.zeros((2, 2)), whitened(np.eye(2)), 4.0)
     np.testing.assert_allclose(found.inverse, np.eye(2) / 2)
-    assert found.effective_dimension == 0.0
+    assert found.effective_dimensions[0] == 0.0
+
+
+@pytest.mark.parametrize("rank", [0, 1, 9])
+def test_ridge_factor__of_several_ridges_agrees_with_each(rank):
+    whitening, G = whitened(np.eye(rank) if rank else np.zeros((2, 2))), gram(rank) if rank else np.zeros((0, 0))
+    shifts = [1.0, 30.0, 1e3]
+    path = algebra.ridge_factor(np.tril(G), whitening, 4, [shift / 4 for shift in shifts], F64)
+    b = np.random.default_rng(1).standard_normal(rank)
+    squares = (path.inverse @ b) ** 2
+    for number, shift in enumerate(shifts):
+        alone = ridged(G, whitening, shift)
+        assert path.effective_dimensions[number] == pytest.approx(alone.effective_dimensions[0], rel=1e-11, abs=1e-300)
+        expected = np.sum((alone.inverse @ b) ** 2)
+        assert np.sum(squares / (path.eigenvalues + shift)) == pytest.approx(expected, rel=1e-10, abs=1e-300)
+    if path.combined is not None:
+        np.testing.assert_allclose(path.combined, path.inverse @ whitening.inverse, rtol=1e-12)
+
+
+def test_ridge_factor__of_several_ridges_refuses_the_one_that_is_too_small():
+    with pytest.raises(RidgeTooSmall, match=r"ridge=1e-22 is too small"):
+        algebra.ridge_factor(gram(9), whitened(kernel_matrix(n=9)), 4, [1.0, 1e-22, 1e-3], F64)
+
+
+@pytest.mark.parametrize("shift", [1e-3, 20.0, 1e6])
+def test_ridge_factor__leads_with_the_eigenvalues_above_the_ridge(shift):
+    whitening, G = whitened(kernel_matrix(n=9)), gram(9)
+    found = algebra.ridge_factor(np.tril(G), whitening, 4, [shift / 4], F64, with_leading=True)
+    coordinates, values, left = found.leading
+    S, Q = np.linalg.eigh(G)
+    np.testing.assert_allclose(values, S[shift < S], rtol=1e-12)
+    assert left == pytest.approx(max(S[shift >= S], default=0.0))
+    b = np.random.default_rng(1).standard_normal(9)
+    c = np.linalg.solve(whitening.inverse, b)
+    np.testing.assert_allclose((coordinates @ c) ** 2, (Q.T @ b)[shift < S] ** 2, rtol=1e-7)
+
+
+def test_subset_factor__inverts_the_landmarks_kernel_plus_shift():
+    W = kernel_matrix(n=9)
+    factor = algebra.subset_factor(W, 0.7)
+    np.testing.assert_allclose(factor @ (W + 0.7 * np.eye(9)) @ factor.T, np.eye(9), atol=1e-12)
+    assert not np.triu(factor, 1).any()
 
 
 # --- Resolution ---------------------------------------------------------------------------------------

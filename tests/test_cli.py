@@ -1,10 +1,13 @@
 """The command line, from its options to real processes, and the clusters it computes on."""
 
+import inspect
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +20,7 @@ from click.testing import CliRunner
 from distributed import KilledWorker, LocalCluster
 
 import daskrr
-from daskrr import errors, kernels
+from daskrr import arguments, errors, kernels
 from daskrr.apps import clusters, commands
 from daskrr.apps.cli import KERNELS, main
 from daskrr.synthetic import clusters_with_outliers, planted_outliers, write_demo_store
@@ -62,6 +65,21 @@ def scored(points, tmp_path):
     return output
 
 
+@pytest.fixture
+def certified(points, tmp_path):
+    output = tmp_path / "certified.zarr"
+    daskrr.score_to_zarr(
+        points, output, kernels.Gaussian(2.0), [1e-2, 1e-3], 50, certify=True, random_state=0, progress=False
+    )
+    return output
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Compute in this process, where a command would start a cluster."""
+    monkeypatch.setattr(clusters, "connect", lambda **_options: nullcontext())
+
+
 class TestLightness:
     def test_the_options_load_no_numerics(self):
         code = (
@@ -81,7 +99,7 @@ class TestLightness:
         )
         assert done.stdout.strip() == "[]"
 
-    @pytest.mark.parametrize("command", ["", "demo", "convert", "score", "top", "plan"])
+    @pytest.mark.parametrize("command", ["", "demo", "convert", "score", "top", "sample", "plan"])
     def test_help(self, command):
         result = invoke(*command.split(), "--help")
         assert result.exit_code == 0
@@ -114,6 +132,7 @@ class TestFailures:
             (errors.InvalidParameter("x"), 2),
             (errors.InvalidData("x"), 2),
             (errors.MissingChunks("x"), 2),
+            (errors.NotCertified("x"), 2),
             (errors.SourceUnreachable("x"), 3),
             (errors.DoesNotFit("x"), 3),
             (KilledWorker("task", SimpleNamespace(address="tcp://127.0.0.1:1"), 3), 3),
@@ -232,9 +251,17 @@ class TestScoreChecksFirst:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            (["--ridge", "-1"], "ridge must be positive"),
+            (["--ridge", "-1"], "every ridge must be positive"),
+            (["--ridge", "1e-3"], "ridge 0.001 is in the list 2 times"),
             (["--landmarks", "0"], "0 is not in the range"),
-            (["--sampling", "nowhere"], "--sampling is uniform, diagonal, or the path"),
+            (["--tolerance", "0.1"], "leave n_landmarks and given landmarks out"),
+            (["--failure-probability", "1"], "failure_probability must be a number from 0"),
+            (["--failure-probability", "-0.1"], "failure_probability must be a number from 0"),
+            (["--audit-rows", "0"], "audit_rows must be an int of at least 1"),
+            (["--rounds", "0"], "rounds must be an int of at least 1"),
+            (["--epsilon", "0"], "epsilon must be positive"),
+            (["--score-floor", "0"], "score_floor must be positive"),
+            (["--sampling", "nowhere"], "--sampling is residual, leverage, diagonal, uniform, or the path"),
             (["--sketch-ridge", "-1"], "sketch_ridge must be positive"),
             (["--dtype", "float16"], "'float16' is not one of"),
             (["--missing-chunks", "guess"], "'guess' is not one of"),
@@ -246,10 +273,20 @@ class TestScoreChecksFirst:
         assert result.exit_code == 2
         assert message in result.stderr
 
-    def test_the_number_of_landmarks_is_needed(self, points, tmp_path):
-        result = invoke("score", points, tmp_path / "o.zarr", *MODEL[:-2])
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (["--tolerance", "0"], "tolerance must be positive"),
+            (["--absolute-tolerance", "-1"], "absolute_tolerance must be positive"),
+            (["--max-landmarks", "100"], "at least 128, the size of the first round"),
+            (["--sampling", "leverage"], "give it with --landmarks"),
+            (["--sampling", "diagonal", "--tolerance", "1"], "give it with --landmarks"),
+        ],
+    )
+    def test_wrong_values_without_a_number_of_landmarks(self, points, tmp_path, change, message):
+        result = invoke("score", points, tmp_path / "out.zarr", *MODEL[:-2], *change)
         assert result.exit_code == 2
-        assert "--landmarks" in result.stderr
+        assert message in result.stderr
 
     def test_no_points(self, tmp_path):
         result = invoke("score", tmp_path / "none.zarr", tmp_path / "out.zarr", *MODEL)
@@ -269,6 +306,126 @@ class TestScoreChecksFirst:
         assert sorted(path.stat().st_mtime_ns for path in scored.rglob("*")) == before
 
 
+class TestModelOptions:
+    def test_every_argument_of_the_library_has_an_option(self):
+        wanted = set(inspect.signature(daskrr.leverage_scores).parameters) - {"X", "kernel", "progress"}
+        for command in ("score", "plan"):
+            assert wanted <= {parameter.name for parameter in main.commands[command].params}
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("tolerance", arguments.DEFAULT_TOLERANCE),
+            ("max_landmarks", arguments.DEFAULT_MAX_LANDMARKS),
+            *((name, getattr(arguments.Options, name)) for name in ("audit_rows", "rounds", "epsilon", "sampling")),
+            *((name, getattr(arguments.Options, name)) for name in ("dtype", "missing_chunks", "failure_probability")),
+        ],
+    )
+    def test_help_tells_the_default_of_the_library(self, name, value):
+        (option,) = (parameter for parameter in main.commands["score"].params if parameter.name == name)
+        assert f" {value} " in option.help
+
+    def test_only_what_was_given_is_passed_on(self, points, monkeypatch):
+        seen = []
+        monkeypatch.setattr(commands, "make_plan", lambda *_, **options: seen.append(options) or "")
+        kernel = ["--kernel", "linear"]
+        invoke("plan", points, *kernel, "--ridge", "0.1", "--workers", 1)
+        invoke(
+            "plan", points, *kernel, "--ridge", "0.1", "--ridge", "2", "--no-replacement", "--certify", "--workers", 1
+        )
+        assert seen[0] == {"ridge": 0.1, "workers": 1}
+        assert seen[1] == seen[0] | {"ridge": [0.1, 2.0], "replacement": False, "certify": True}
+
+
+@pytest.mark.usefixtures("in_process")
+class TestScoreInWords:
+    def test_a_certified_run_has_a_line_for_every_ridge(self, points, tmp_path):
+        arguments = ["--ridge", "1e-2", "--certify", "--seed", 0]
+        result = invoke("score", points, tmp_path / "o.zarr", *MODEL, *arguments, "--quiet")
+        assert result.exit_code == 0, result.stderr
+        assert result.stderr == ""
+        store = zarr.open_group(tmp_path / "o.zarr", mode="r")
+        certificate = store.attrs["daskrr"]["certificate"]
+        assert "but for a chance of at most 1e-06" in result.stdout
+        for ridge, (low, high) in zip((0.001, 0.01), certificate["effective_dimension"], strict=True):
+            assert any(
+                line.split()[:4] == [f"{ridge:g}", f"{low:.6g}", "–", f"{high:.6g}"]
+                for line in result.stdout.splitlines()
+            )
+        highest = int(np.argmax(store["estimate"][:, 0]))
+        end = store["upper"][highest, 0]
+        _, table = result.stdout.split("highest rows by estimate at ridge 0.001\n")
+        assert table.splitlines()[1].split()[0] == str(highest)
+        assert f"{end:.3e}" in table.splitlines()[1]
+
+    def test_wide_intervals_come_with_advice(self, points, tmp_path):
+        arguments = [*MODEL[:-1], "5", "--certify", "--failure-probability", "0", "--seed", 0, "--quiet"]
+        result = invoke("score", points, tmp_path / "o.zarr", *arguments)
+        assert "lies in its interval, without exception" in result.stdout
+        assert result.stdout.endswith(
+            "For narrower intervals, use more --landmarks, a larger --ridge, or --tolerance to find how many.\n"
+        )
+
+    def test_without_certificate_there_is_no_interval(self, points, tmp_path):
+        result = invoke("score", points, tmp_path / "o.zarr", *MODEL, "--quiet")
+        assert "\neffective dimension  " in result.stdout
+        assert "interval" not in result.stdout
+
+    def test_rounds_are_told_as_they_end_and_the_verdict_at_last(self, points, tmp_path):
+        result = invoke("score", points, tmp_path / "o.zarr", *MODEL[:-2], "--seed", 0)
+        assert result.exit_code == 0, result.stderr
+        assert "round 1 of at most 4: p = 128" in result.stderr
+        assert "\ntolerance   met: " in result.stdout
+        assert "upper/lower − 1 ≤ 0.5" in result.stdout
+        assert {"lower", "upper"} <= set(zarr.open_group(tmp_path / "o.zarr", mode="r").array_keys())
+
+    def test_a_tolerance_that_is_not_met_is_warned_of_once_though_quiet(self, points, tmp_path):
+        arguments = [*MODEL[:-2], "--ridge", "1e-5", "--tolerance", "1e-9", "--max-landmarks", "128", "--seed", 0]
+        result = invoke("score", points, tmp_path / "o.zarr", *arguments, "--quiet", "--json")
+        assert result.exit_code == 0, result.stderr
+        verdict = json.loads(result.stdout)["tolerance"]
+        assert not verdict["met"]
+        assert result.stderr == verdict["text"] + "\n"
+
+
+def certified_summary(width=0.1, roundoff=0.0, **others):
+    certificate = {"most_width": [width], "roundoff_share": [roundoff]}
+    return {"parameters": {"dtype": "float32"}, "certificate": certificate, **others}
+
+
+@pytest.mark.parametrize(
+    ("summary", "advice"),
+    [
+        (certified_summary(), []),
+        (certified_summary(roundoff=0.2), ["Round-off makes up 20% of the width."]),
+        (
+            certified_summary(width=None, roundoff=0.9),
+            ["Round-off makes up 90% of the width. For narrower intervals, use --dtype float64."],
+        ),
+        (
+            certified_summary(width=3.0, roundoff=0.9, parameters={"dtype": "float64"}),
+            ["Round-off makes up 90% of the width. For narrower intervals, use a larger --ridge."],
+        ),
+        (certified_summary(width=3.0, tolerance={"met": True}), []),
+        (certified_summary(width=3.0, tolerance={"met": False}), []),
+    ],
+)
+def test_advice__names_what_makes_intervals_wide(summary, advice):
+    assert commands._advice(summary) == advice
+
+
+def test_told__shows_a_message_once_and_leaves_the_log_as_it_was(capsys):
+    log = logging.getLogger("daskrr")
+    before = (log.level, list(log.handlers))
+    for quiet in (False, True):
+        with commands._told(quiet):
+            for _ in range(2):
+                log.info("a round")
+                log.warning("a problem")
+    assert capsys.readouterr().err == "a round\na problem\na problem\n"
+    assert (log.level, log.handlers) == before
+
+
 class TestPlanAndTop:
     def test_plan_in_words_and_as_json(self, points):
         assert "600 rows" in invoke("plan", points, *MODEL).stdout
@@ -284,6 +441,91 @@ class TestPlanAndTop:
         assert [row["row"] for row in result["rows"]] == np.argsort(-values, kind="stable")[:5].tolist()
         lines = invoke("top", scored, "-k", 5, "--by", by).stdout.splitlines()
         assert [int(line.split()[0]) for line in lines[1:]] == [row["row"] for row in result["rows"]]
+
+    @pytest.mark.parametrize("by", ["lower", "upper"])
+    def test_top_by_an_end_of_the_interval_at_a_ridge(self, certified, by):
+        result = json.loads(invoke("top", certified, "-k", 5, "--by", by, "--ridge", "1e-2", "--json").stdout)
+        ends = zarr.open_array(certified / by, mode="r")[:, 0]
+        assert [row[by] for row in result["rows"]] == np.sort(ends)[::-1][:5].tolist()
+        assert "certainly between" in invoke("top", certified, "--by", by).stdout
+
+    @pytest.mark.parametrize(
+        ("store", "options", "message"),
+        [
+            ("scored", ["--by", "upper"], "no certified upper in this result"),
+            ("scored", ["--by", "lower"], "no certified lower in this result"),
+            ("certified", ["--ridge", "7"], "ridge=7.0 is none of those that were scored"),
+        ],
+    )
+    def test_top_of_what_is_not_there(self, request, store, options, message):
+        result = invoke("top", request.getfixturevalue(store), *options)
+        assert result.exit_code == 2
+        assert message in result.stderr
+
+
+class TestSample:
+    def test_rows_and_weights_are_written(self, points, certified, tmp_path):
+        output = tmp_path / "sample.zarr"
+        arguments = ["--size", 40, "--ridge", "1e-2", "--seed", 3]
+        result = invoke("sample", certified, output, *arguments, "--json", "--quiet")
+        assert result.exit_code == 0, result.stderr
+        assert result.stderr == ""
+        summary, group = json.loads(result.stdout), zarr.open_group(output, mode="r")
+        wanted = daskrr.sample_rows(certified, 40, ridge=1e-2, random_state=3, progress=False)
+        np.testing.assert_array_equal(group["indices"][:], wanted.indices)
+        np.testing.assert_array_equal(group["points"][:], zarr.open_array(points, mode="r")[:][wanted.indices])
+        assert summary == {
+            "size": 40,
+            "distinct": len(set(wanted.indices)),
+            "by": "upper",
+            "smallest_weight": group["weights"][:].min(),
+            "largest_weight": group["weights"][:].max(),
+            "random_state": 3,
+            "output": str(output),
+        }
+
+    @pytest.mark.parametrize(
+        ("store", "drawn_by"),
+        [("certified", "upper ends of the intervals"), ("scored", "half by the estimate, half uniformly")],
+    )
+    def test_in_words(self, request, tmp_path, store, drawn_by):
+        result = invoke("sample", request.getfixturevalue(store), tmp_path / "sample.zarr", "--size", 30)
+        assert result.exit_code == 0, result.stderr
+        assert "rows drawn       30\n" in result.stdout
+        assert f"drawn by         {drawn_by}\n" in result.stdout
+
+    def test_points_may_have_moved(self, points, certified, tmp_path):
+        points.rename(tmp_path / "moved.zarr")
+        arguments = [certified, tmp_path / "sample.zarr", "--size", 5]
+        lost = invoke("sample", *arguments)
+        assert lost.exit_code == 2
+        assert "no readable Zarr array at" in lost.stderr
+        assert invoke("sample", *arguments, "--points", tmp_path / "moved.zarr").exit_code == 0
+
+    def test_wrong_values(self, certified, tmp_path):
+        np.save(tmp_path / "rows.npy", np.ones((3, 2)))
+        invoke("convert", tmp_path / "rows.npy", tmp_path / "other.zarr")
+        for options, message in [
+            (["--size", 0], "0 is not in the range"),
+            (["--size", 5, "--points", tmp_path / "other.zarr"], "600 rows × 3 features, and X has 3 × 2"),
+            (["--size", 5, "--points", tmp_path / "rows.npy"], "daskrr convert"),
+            (["--size", 5, "--ridge", "7"], "ridge=7.0 is none of those that were scored"),
+        ]:
+            result = invoke("sample", certified, tmp_path / "sample.zarr", *options)
+            assert result.exit_code == 2
+            assert message in result.stderr
+        assert not (tmp_path / "sample.zarr").exists()
+
+    def test_an_existing_output(self, certified, tmp_path):
+        arguments = [certified, tmp_path / "sample.zarr", "--size", 5]
+        assert [invoke("sample", *arguments, *more).exit_code for more in ([], [], ["--overwrite"])] == [0, 4, 0]
+
+    def test_a_scheduler_is_used_if_given(self, certified, tmp_path, monkeypatch):
+        seen = []
+        monkeypatch.setattr(clusters, "connect", lambda address, **_: seen.append(address) or nullcontext())
+        arguments = [certified, tmp_path / "sample.zarr", "--size", 5, "--scheduler", "tcp://somewhere:8786"]
+        assert invoke("sample", *arguments).exit_code == 0
+        assert seen == ["tcp://somewhere:8786"]
 
 
 class TestConvert:

@@ -17,11 +17,16 @@ MAY_IMPORT = {
     "exact": {"errors", "kernels"},
     "numerics": {"errors"},
     "engine": {"errors", "numerics"},
-    "nystrom": {"errors", "kernels", "numerics", "engine"},
-    "result": LIBRARY,
-    "leverage": LIBRARY | {"result"},
-    "scoring": LIBRARY | {"result", "leverage"},
-    "apps": LIBRARY | {"result", "leverage", "scoring", "synthetic", "plots"},
+    "nystrom": {"errors", "kernels", "numerics", "engine", "theory"},
+    "top": {"errors"},
+    "result": LIBRARY | {"top"},
+    "arguments": LIBRARY,
+    "fitting": LIBRARY | {"result", "arguments"},
+    "growth": LIBRARY | {"result", "arguments", "fitting"},
+    "leverage": LIBRARY | {"result", "arguments", "fitting", "growth"},
+    "samples": LIBRARY | {"result", "arguments"},
+    "scoring": LIBRARY | {"top", "result", "leverage"},
+    "apps": LIBRARY | {"top", "result", "leverage", "scoring", "samples", "synthetic", "plots"},
 }
 FORBIDDEN = {"numerics": {"dask", "distributed", "zarr"}, "kernels": {"dask", "distributed", "zarr"}}
 

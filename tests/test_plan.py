@@ -24,6 +24,7 @@ GAUSSIAN = Gaussian(1.0)
 
 
 def plan(X=None, kernel=GAUSSIAN, n_landmarks=50, **options):
+    options = {"sampling": "diagonal"} | options
     return daskrr.plan(rows() if X is None else X, kernel, 1e-2, n_landmarks, **options)
 
 
@@ -94,7 +95,7 @@ def test_plan__figures_are_consistent(make, block):
 
 
 def test_plan__is_that_of_the_run():
-    options = {"random_state": 0, "block_rows": 64, "dtype": "float32"}
+    options = {"random_state": 0, "block_rows": 64, "dtype": "float32", "sampling": "diagonal"}
     result = daskrr.leverage_scores(rows(), Gaussian(1.0), 1e-2, 50, progress=False, **options)
     assert result.plan == plan(**options)
     assert result.scores.chunks[0] == tuple(block.n_rows for block in split(1000, 64))

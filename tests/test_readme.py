@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     points = np.random.default_rng(0).standard_normal((2000, 3))
     np.savetxt(where / "points.csv", points, delimiter=",", header="x,y,z", comments="")
     commands = [line[2:] for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
-    assert [shlex.split(command)[1] for command in commands] == ["convert", "plan", "score", "top"]
+    assert [shlex.split(command)[1] for command in commands] == ["convert", "plan", "score", "top", "sample", "score"]
     for command in commands:
         words = shlex.split(command)
         assert words[0] == "daskrr"

@@ -113,7 +113,7 @@ def test_penalty__weighs_by_probability_and_count():
 
 
 def test_penalty__needs_probabilities():
-    with pytest.raises(InvalidParameter, match=r"sketch_ridge .* landmarks given by index have none"):
+    with pytest.raises(InvalidParameter, match=r"sketch_ridge .* landmarks given by number"):
         sampling.given(np.arange(3), 5, None).penalty(5, 0.1)
 
 
@@ -139,9 +139,9 @@ def test_check_sampling__names_both_readings_of_an_array(bad):
         check_sampling(bad, 5)
 
 
-@pytest.mark.parametrize("word", ["leverage", "Uniform", ""])
+@pytest.mark.parametrize("word", ["leverages", "Uniform", ""])
 def test_check_sampling__names_the_schemes(word):
-    with pytest.raises(InvalidParameter, match=f"uniform, diagonal or an array, got '{word}'"):
+    with pytest.raises(InvalidParameter, match=f"residual, leverage, diagonal, uniform or an array, got '{word}'"):
         check_sampling(word, 5)
 
 

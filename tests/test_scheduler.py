@@ -23,7 +23,10 @@ from daskrr.engine.scheduler import Factors, _perform
 from daskrr.errors import DoesNotFit, KernelNotPositive, RidgeTooSmall, SourceUnreachable
 
 KERNEL = daskrr.kernels.Gaussian(2.0)
-OPTIONS = {"kernel": KERNEL, "ridge": 1e-3, "n_landmarks": 80, "random_state": 0, "block_rows": 300, "progress": False}
+OPTIONS = {
+    "kernel": KERNEL, "ridge": 1e-3, "n_landmarks": 80, "sampling": "diagonal", "random_state": 0, "block_rows": 300,
+    "progress": False,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

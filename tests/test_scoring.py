@@ -67,7 +67,7 @@ def test_top_rows__equals_sorting_the_stored_arrays(by, k, tmp_path):
     assert daskrr.top_rows(tmp_path / "out.zarr", k, by) == [
         {
             "row": int(row),
-            "score": values["scores"][row],
+            "scores": values["scores"][row],
             "estimate": values["estimate"][row],
             "residual": values["residual"][row],
         }
@@ -84,7 +84,7 @@ def test_top_rows__needs_a_positive_number(k, tmp_path):
 
 def test_top_rows__refuses_what_it_cannot_rank(tmp_path):
     scored(tmp_path)
-    with pytest.raises(InvalidParameter, match="'estimate' or 'scores', got 'residual'"):
+    with pytest.raises(InvalidParameter, match="scores, estimate, lower, upper, got 'residual'"):
         daskrr.top_rows(tmp_path / "out.zarr", 3, "residual")
     with pytest.raises(InvalidData, match="no scores at"):
         daskrr.top_rows(tmp_path / "other.zarr")
@@ -96,4 +96,4 @@ def test_top_rows__refuses_what_it_cannot_rank(tmp_path):
 def test_score_to_zarr__scores_linear_rows_of_zeros_as_zero(tmp_path):
     options = {"random_state": 0, "progress": False, "sampling": "uniform"}
     daskrr.score_to_zarr(np.zeros((9, 2)), tmp_path / "out.zarr", Linear(), 0.1, 4, **options)
-    assert [row["score"] for row in daskrr.top_rows(tmp_path / "out.zarr", 9)] == [0.0] * 9
+    assert [row["scores"] for row in daskrr.top_rows(tmp_path / "out.zarr", 9)] == [0.0] * 9

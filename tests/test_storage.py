@@ -94,16 +94,15 @@ def test_store__keeps_parameters_versions_and_figures(tmp_path):
     assert kept["sum_of_scores"] == pytest.approx(scored.scores.sum(), rel=1e-12)
     assert kept["effective_dimension"] == scored.result.effective_dimension
     assert summary["output"] == str(tmp_path / "out.zarr")
-    assert json.loads(json.dumps({key: summary[key] for key in kept if key != "format"})) == {
-        key: kept[key] for key in kept if key != "format"
-    }
+    assert (kept.pop("format"), kept.pop("kind")) == (1, "scores")
+    assert json.loads(json.dumps({key: summary[key] for key in kept})) == kept
 
 
 def test_store__lists_the_highest_rows(tmp_path):
     scored, summary = stored(tmp_path)
     order = np.argsort(-scored.estimate, kind="stable")[:10]
     assert [one["row"] for one in summary["top"]] == order.tolist()
-    assert [one["score"] for one in summary["top"]] == scored.scores[order].tolist()
+    assert [one["scores"] for one in summary["top"]] == scored.scores[order].tolist()
 
 
 def test_store__can_be_repeated(tmp_path):
@@ -156,7 +155,7 @@ def test_output_store__never_touches_what_is_not_ours(kind, overwrite, tmp_path)
 def test_output_store__leaves_what_appeared_meanwhile(tmp_path):
     target = tmp_path / "out.zarr"
     with OutputStore(target, overwrite=False) as output:
-        output.create(("scores",), 4, 2)
+        output.create({"scores": (4,)}, 2)
         foreign("folder", target)
         with pytest.raises(OutputExists, match=r"out\.zarr"):
             output.commit({})
@@ -183,7 +182,7 @@ def test_output_store__needs_the_folder(tmp_path):
 def test_output_store__leaves_nothing_behind_an_error(tmp_path):
     def fail():
         with OutputStore(tmp_path / "out.zarr", overwrite=False) as output:
-            output.create(("scores",), 4, 2)
+            output.create({"scores": (4,)}, 2)
             assert len(names(tmp_path)) == 1
             assert not (tmp_path / "out.zarr").exists()
             raise KeyError("stop")
@@ -199,7 +198,7 @@ def test_output_store__leaves_nothing_behind_an_error(tmp_path):
 @pytest.mark.parametrize(("start", "size"), [(0, 10), (10, 3), (0, 13), (5, 5)])
 def test_write_block__writes_whole_chunks(start, size, tmp_path):
     with OutputStore(tmp_path / "out.zarr", overwrite=False) as output:
-        output.create(("scores",), 13, 5)
+        output.create({"scores": (13,)}, 5)
         write_block(output.arrays, {"scores": np.arange(size, dtype=float)}, start)
         found = zarr.open_array(f"{output.path}/scores", mode="r")[...]
     np.testing.assert_array_equal(found[start : start + size], np.arange(size))
@@ -209,7 +208,7 @@ def test_write_block__writes_whole_chunks(start, size, tmp_path):
 @pytest.mark.parametrize(("start", "size"), [(1, 4), (0, 4), (0, 12), (5, 7), (3, 10)])
 def test_write_block__refuses_parts_of_chunks(start, size, tmp_path):
     with OutputStore(tmp_path / "out.zarr", overwrite=False) as output:
-        output.create(("scores",), 13, 5)
+        output.create({"scores": (13,)}, 5)
         with pytest.raises(RuntimeError, match=f"rows {start}–{start + size} are not whole chunks of 5"):
             write_block(output.arrays, {"scores": np.zeros(size)}, start)
 

@@ -2,6 +2,7 @@
 
 import itertools
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ from hypothesis import strategies as st
 
 from daskrr.errors import InvalidData, SourceChanged
 from daskrr.kernels import Gaussian, Linear, Polynomial
-from daskrr.numerics import algebra, tiles
+from daskrr.numerics import algebra, gram, score, tiles
 
 F64, F32 = np.dtype(np.float64), np.dtype(np.float32)
 MU = 3.0
+SHIFTS = np.array([MU])
 
 
 def rows(n=30, d=2, seed=0):
@@ -31,12 +33,16 @@ def prepared(X, Z, kernel=GAUSSIAN, dtype=F64, combined=False):
     landmarks = Z[whitening.pivots]
     columns = kernel.columns(landmarks, dtype)
     B = kernel(X, landmarks) @ whitening.inverse.T
-    ridge = algebra.ridge_factor(B.T @ B, whitening, len(X), MU / len(X), dtype)
+    ridge = algebra.ridge_factor(B.T @ B, whitening, len(X), [MU / len(X)], dtype)
     factors = (ridge.combined,) if combined else (whitening.inverse, ridge.inverse)
     error = 2.0 * len(Z) * whitening.kernel_error
-    whitener = tiles.Whitener(columns, kernel.diagonal, whitening.inverse.astype(dtype), error)
-    scorer = tiles.Scorer(columns, kernel.diagonal, tuple(f.astype(dtype) for f in factors), MU, error)
+    whitener = gram.Whitener(columns, kernel.diagonal, whitening.inverse.astype(dtype), error)
+    scorer = score.Scorer(columns, kernel.diagonal, tuple(f.astype(dtype) for f in factors), None, SHIFTS, error)
     return whitener, scorer, B
+
+
+def both(scored):
+    return np.column_stack([scored.scores, scored.estimate])
 
 
 def cut(X, heights):
@@ -82,12 +88,15 @@ def test_fill_tile__calls_the_kernel_panel_by_panel(n):
 def test_gram_block__agrees_with_dense_algebra(dtype, n):
     X = rows(n)
     whitener, _, B = prepared(X, X[:6], dtype=dtype)
-    part = tiles.gram_block(whitener, [X], 0)
+    part = gram.gram_block(whitener, [X], 0)
     unit = 100 * algebra.UNIT_ROUNDOFF[dtype] / np.linalg.eigvalsh(Gaussian(1.0)(X[:6], X[:6])).min()
     np.testing.assert_allclose(np.tril(part.gram), np.tril(B.T @ B), atol=unit * n)
     np.testing.assert_allclose(part.kept.residual, 1 - np.sum(B**2, axis=1), atol=unit)
     assert part.gram.dtype == part.kept.residual.dtype == np.float64
-    assert part.kept.diagonal_sum == n
+    assert part.totals.diagonal == n
+    assert part.totals.largest == part.kept.residual.max()
+    assert part.totals.smallest == part.kept.residual.min()
+    assert part.totals.residual == pytest.approx(np.maximum(part.kept.residual, 0).sum())
 
 
 @given(heights=st.lists(st.integers(1, 40), min_size=1, max_size=5))
@@ -95,7 +104,7 @@ def test_gram_block__agrees_with_dense_algebra(dtype, n):
 def test_gram_block__does_not_depend_on_the_pieces(heights):
     X = rows(sum(heights))
     whitener, _, _ = prepared(X, rows(5, seed=1))
-    whole, parts = (tiles.gram_block(whitener, pieces, 0) for pieces in ([X], cut(X, heights)))
+    whole, parts = (gram.gram_block(whitener, pieces, 0) for pieces in ([X], cut(X, heights)))
     np.testing.assert_allclose(parts.gram, whole.gram, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(parts.kept.residual, whole.kept.residual, rtol=0, atol=1e-13)
     assert parts.kept.checksum == whole.kept.checksum == zlib.crc32(X.tobytes())
@@ -105,7 +114,7 @@ def test_gram_block__does_not_depend_on_the_pieces(heights):
 def test_gram_block__takes_every_input_dtype(dtype):
     X = (4 * rows()).astype(dtype) if dtype != "uint8" else np.abs(4 * rows()).astype(dtype)
     whitener, _, B = prepared(X.astype(float), rows(5, seed=1))
-    kept = tiles.gram_block(whitener, [X], 0).kept
+    kept = gram.gram_block(whitener, [X], 0).kept
     np.testing.assert_allclose(kept.residual, 1 - np.sum(B**2, axis=1), atol=1e-11)
     assert kept.checksum == zlib.crc32(X.tobytes())
 
@@ -116,9 +125,9 @@ def test_gram_block__names_rows_that_are_not_finite():
     X[30, 0] = np.inf
     whitener, _, _ = prepared(rows(), rows(5, seed=1))
     with pytest.raises(InvalidData, match=r"rows 100–119 .* in 6 rows: 103, 105, 107, 109, 111, …. Remove"):
-        tiles.gram_block(whitener, cut(X, [20, 20]), 100)
+        gram.gram_block(whitener, cut(X, [20, 20]), 100)
     with pytest.raises(InvalidData, match=r"rows 120–139 .* in 1 rows: 130. Remove"):
-        tiles.gram_block(whitener, cut(np.concatenate([rows(20), X[20:]]), [20, 20]), 100)
+        gram.gram_block(whitener, cut(np.concatenate([rows(20), X[20:]]), [20, 20]), 100)
 
 
 def test_gram_block__names_the_block_where_the_kernel_overflows():
@@ -126,7 +135,7 @@ def test_gram_block__names_the_block_where_the_kernel_overflows():
     whitener, _, _ = prepared(X, X[:3], Polynomial(4), F32)
     X[7] = 1e12
     with pytest.raises(InvalidData, match=r"rows from 50.*overflow.*float64"):
-        tiles.gram_block(whitener, [X], 50)
+        gram.gram_block(whitener, [X], 50)
 
 
 # --- Pass 2 -------------------------------------------------------------------------------------------
@@ -137,8 +146,8 @@ def test_gram_block__names_the_block_where_the_kernel_overflows():
 def test_score_block__agrees_with_dense_algebra(dtype, combined):
     X = rows(200, 3)
     whitener, scorer, B = prepared(X, X[:8], dtype=dtype, combined=combined)
-    kept = tiles.gram_block(whitener, [X], 0).kept
-    scores, estimate = tiles.score_block(scorer, [X], 0, kept).T
+    kept = gram.gram_block(whitener, [X], 0).kept
+    scores, estimate = both(score.score_block(scorer, [X], 0, kept)).T
     expected = np.sum(B * np.linalg.solve(B.T @ B + MU * np.eye(8), B.T).T, axis=1)
     np.testing.assert_allclose(scores, expected, atol=1e-12 if dtype == F64 else 1e-5)
     o, e = 1 - expected, np.maximum(1 - np.sum(B**2, axis=1), 0)
@@ -148,9 +157,9 @@ def test_score_block__agrees_with_dense_algebra(dtype, combined):
 def test_score_block__caps_a_score_by_what_one_row_can_have():
     X = rows(5)
     whitener, scorer, _ = prepared(X, X[:2])
-    kept = tiles.gram_block(whitener, [X], 0).kept
-    blown = tiles.Scorer(scorer.columns, scorer.diagonal, (1e3 * scorer.factors[0], scorer.factors[1]), MU, 0.0)
-    scores = tiles.score_block(blown, [X], 0, kept)[:, 0]
+    kept = gram.gram_block(whitener, [X], 0).kept
+    blown = replace(scorer, factors=(1e3 * scorer.factors[0], scorer.factors[1]), residual_error=0.0)
+    scores = score.score_block(blown, [X], 0, kept).scores[:, 0]
     explained = 1 - kept.residual
     np.testing.assert_allclose(scores, explained / (explained + MU), rtol=1e-14)
 
@@ -158,8 +167,8 @@ def test_score_block__caps_a_score_by_what_one_row_can_have():
 def test_score_block__corrects_nothing_where_the_residual_is_round_off():
     X = rows(5)
     whitener, scorer, _ = prepared(X, X[:2])
-    kept = tiles.gram_block(whitener, [X], 0).kept
-    scores, estimate = tiles.score_block(scorer, [X], 0, kept).T
+    kept = gram.gram_block(whitener, [X], 0).kept
+    scores, estimate = both(score.score_block(scorer, [X], 0, kept)).T
     assert np.all(estimate[:2] == scores[:2])
     assert np.all(estimate[2:] > scores[2:])
 
@@ -168,23 +177,23 @@ def test_score_block__corrects_nothing_where_the_residual_is_round_off():
 def test_score_block__notices_a_block_that_changed(combined):
     X = rows(20)
     whitener, scorer, _ = prepared(X, X[:3], combined=combined)
-    kept = tiles.gram_block(whitener, [X], 40).kept
+    kept = gram.gram_block(whitener, [X], 40).kept
     with pytest.raises(SourceChanged, match=r"rows from 40 changed.*20 rows with checksum .* 19 rows"):
-        tiles.score_block(scorer, [X[:-1]], 40, kept)
+        score.score_block(scorer, [X[:-1]], 40, kept)
     X[11, 1] = np.nextafter(X[11, 1], 9)
     with pytest.raises(SourceChanged, match=r"20 rows with checksum [0-9a-f]{8}, pass 2 20 rows"):
-        tiles.score_block(scorer, [X], 40, kept)
+        score.score_block(scorer, [X], 40, kept)
 
 
 @pytest.mark.parametrize("dtype", [F64, F32])
 def test_new_rows_block__agrees_with_the_passes(dtype):
     X = rows(50)
     whitener, scorer, _ = prepared(X, X[:5], dtype=dtype)
-    kept = tiles.gram_block(whitener, [X], 0).kept
-    both = tiles.score_block(scorer, [X], 0, kept)
-    np.testing.assert_allclose(
-        tiles.new_rows_block(whitener, scorer, cut(X, [9, 41]), 0), np.column_stack([both, kept.residual]), atol=1e-6
-    )
+    kept = gram.gram_block(whitener, [X], 0).kept
+    seen = score.score_block(scorer, [X], 0, kept)
+    new = score.new_rows_block(whitener, scorer, cut(X, [9, 41]), 0)
+    np.testing.assert_allclose(both(new), both(seen), atol=1e-6)
+    np.testing.assert_allclose(new.facts.residual, kept.residual, atol=1e-6)
 
 
 def test_new_rows_block__names_rows_that_are_not_finite():
@@ -192,12 +201,12 @@ def test_new_rows_block__names_rows_that_are_not_finite():
     whitener, scorer, _ = prepared(X, X[:3])
     X[4] = np.inf
     with pytest.raises(InvalidData, match="in 1 rows: 14"):
-        tiles.new_rows_block(whitener, scorer, [X], 10)
+        score.new_rows_block(whitener, scorer, [X], 10)
 
 
 def test_blocks__may_be_empty():
     whitener, scorer, _ = prepared(rows(), rows(3, seed=1))
-    part = tiles.gram_block(whitener, [], 0)
+    part = gram.gram_block(whitener, [], 0)
     assert not part.gram.any()
-    assert tiles.score_block(scorer, [], 0, part.kept).shape == (0, 2)
-    assert tiles.new_rows_block(whitener, scorer, [], 0).shape == (0, 3)
+    assert both(score.score_block(scorer, [], 0, part.kept)).shape == (0, 2)
+    assert both(score.new_rows_block(whitener, scorer, [], 0)).shape == (0, 2)

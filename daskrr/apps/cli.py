@@ -32,7 +32,18 @@ _GROUPS = {
     "model": (
         "ridge",
         "n_landmarks",
+        "tolerance",
+        "absolute_tolerance",
+        "max_landmarks",
+        "score_floor",
+        "certify",
+        "failure_probability",
+        "audit_rows",
+        "subset_bound",
         "sampling",
+        "rounds",
+        "replacement",
+        "epsilon",
         "sketch_ridge",
         "random_state",
         "dtype",
@@ -94,6 +105,12 @@ json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on standard output and nothing else there."
 )
 quiet_option = click.option("--quiet", is_flag=True, help="Show no progress.")
+seed_option = click.option(
+    "--seed", "random_state", type=click.IntRange(min=0), help="Seed of the draws; a new one by default."
+)
+chosen_ridge_option = click.option(
+    "--ridge", type=float, help="Which ridge, if several were scored; the smallest by default."
+)
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace what is there already.")
 workers_option = click.option(
     "--workers",
@@ -114,38 +131,79 @@ kernel_options = _all_of(
         "--allow-function", multiple=True, metavar="PACKAGE.MODULE:NAME", help="Function the spec may import."
     ),
 )
+# The defaults are those of the library, which is handed what was given and nothing else.
 model_options = _all_of(
     click.option(
-        "--ridge", type=float, required=True, help="Ridge; it is added to the kernel matrix times the number of rows."
+        "--ridge",
+        type=float,
+        multiple=True,
+        required=True,
+        help="Ridge; it is added to the kernel matrix times the number of rows. Repeat it for several at once.",
     ),
     click.option(
         "--landmarks",
         "n_landmarks",
         type=click.IntRange(min=1),
-        help="Number of draws; needed unless --sampling gives the landmarks.",
+        help="Number of landmarks. Left out, they are added until a tolerance is met.",
+    ),
+    click.option(
+        "--tolerance",
+        type=float,
+        help="Add landmarks until upper/lower - 1 is at most this; 0.5 if neither --landmarks nor "
+        "--absolute-tolerance is given.",
+    ),
+    click.option(
+        "--absolute-tolerance",
+        type=float,
+        help="Add landmarks until upper - lower is at most this. With both tolerances, a row has to meet one.",
+    ),
+    click.option(
+        "--max-landmarks", type=int, help="Stop adding landmarks here, tolerance met or not; 2000 by default."
+    ),
+    click.option(
+        "--score-floor", type=float, help="Scores below this need not meet --tolerance; their average by default."
+    ),
+    click.option(
+        "--certify",
+        is_flag=True,
+        default=None,
+        help="Give every score an interval that the exact one lies in. A tolerance implies it.",
+    ),
+    click.option(
+        "--failure-probability",
+        type=float,
+        help="Chance that some interval misses its exact score; 1e-06 by default, 0 for certain but wider intervals.",
+    ),
+    click.option(
+        "--audit-rows", type=int, help="Rows drawn to find what the landmarks do not explain; 2000 by default."
+    ),
+    click.option(
+        "--subset-bound", is_flag=True, default=None, help="Try one more upper bound for every row, at some cost."
     ),
     click.option(
         "--sampling",
-        default="diagonal",
-        show_default=True,
-        metavar="uniform|diagonal|PATH",
-        help="How landmarks are drawn; or an array, .npy or Zarr, of probabilities or of row numbers.",
+        metavar="residual|leverage|diagonal|uniform|PATH",
+        help="How landmarks are drawn, residual by default; or an array, .npy or Zarr, of probabilities or of row "
+        "numbers.",
+    ),
+    click.option("--rounds", type=int, help="Rounds of residual sampling with --landmarks; 3 by default."),
+    click.option(
+        "--replacement/--no-replacement",
+        default=None,
+        help="Whether a row may be drawn again; by default not for residual sampling, and for the others yes.",
+    ),
+    click.option(
+        "--epsilon", type=float, help="Leverage sampling draws by scores at so many times the ridge; 0.1 by default."
     ),
     click.option("--sketch-ridge", type=float, help="Ridge of the regularised approximation; none by default."),
-    click.option("--seed", "random_state", type=click.IntRange(min=0), help="Seed of the draws; a new one by default."),
+    seed_option,
     click.option(
-        "--dtype",
-        type=click.Choice(["float64", "float32"]),
-        default="float64",
-        show_default=True,
-        help="Precision of kernel tiles.",
+        "--dtype", type=click.Choice(["float64", "float32"]), help="Precision of kernel tiles; float64 by default."
     ),
     click.option(
         "--missing-chunks",
         type=click.Choice(["refuse", "fill"]),
-        default="refuse",
-        show_default=True,
-        help="What to do about chunks that were never written.",
+        help="What to do about chunks that were never written; refuse by default.",
     ),
     click.option("--block-rows", type=click.IntRange(min=1), help="Rows per task; chosen by default."),
 )
@@ -219,19 +277,46 @@ def convert(**options: Any) -> None:
 @quiet_option
 @debug_option
 def score(**options: Any) -> None:
-    """Score every row of the Zarr array POINTS and write the result to OUTPUT."""
+    """Score every row of the Zarr array POINTS and write the result to OUTPUT.
+
+    Without --landmarks, landmarks are added until the intervals of the scores are tight.
+    """
     _commands().score(**_grouped(options))
 
 
 @main.command()
 @click.argument("scores", type=click.Path())
 @click.option("-k", "count", type=click.IntRange(min=1), default=20, show_default=True, help="How many rows.")
-@click.option("--by", type=click.Choice(["estimate", "scores"]), default="estimate", show_default=True)
+@click.option(
+    "--by",
+    type=click.Choice(["estimate", "scores", "lower", "upper"]),
+    default="estimate",
+    show_default=True,
+    help="What rows are ranked by; lower and upper need scores with --certify.",
+)
+@chosen_ridge_option
 @json_option
 @debug_option
 def top(**options: Any) -> None:
     """List the rows with the highest values in SCORES, an output of daskrr score."""
     _commands().top(**options)
+
+
+@main.command()
+@click.argument("scores", type=click.Path())
+@click.argument("output", type=click.Path())
+@click.option("--size", type=click.IntRange(min=1), required=True, help="Number of draws; a row may come up again.")
+@click.option("--points", type=click.Path(), help="The rows that were scored; where they were then by default.")
+@chosen_ridge_option
+@seed_option
+@click.option("--scheduler", metavar="ADDRESS", help="Running Dask scheduler; this process by default.")
+@overwrite_option
+@json_option
+@quiet_option
+@debug_option
+def sample(**options: Any) -> None:
+    """Draw rows by SCORES, an output of daskrr score, and write them with their weights to OUTPUT."""
+    _commands().sample(**options)
 
 
 @main.command()

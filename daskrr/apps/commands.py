@@ -6,8 +6,10 @@ standard output, everything else to standard error.
 
 import dataclasses
 import json
+import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +19,21 @@ import numpy as np
 import zarr
 from distributed.comm.core import CommClosedError
 
-from daskrr import errors, kernels, plots, scoring, synthetic
+from daskrr import errors, kernels, plots, samples, scoring, synthetic
 from daskrr.apps import clusters
 from daskrr.apps import convert as conversion
 from daskrr.engine.progress import duration
 from daskrr.engine.storage import OutputStore
 from daskrr.leverage import plan as make_plan
+from daskrr.nystrom.selection import SCHEMES
+from daskrr.top import describe_rows
 
 # The first class that fits decides; whatever is not listed is a failed run.
 _EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (errors.OutputExists, 4),
     (errors.InvalidParameter, 2),
     (errors.InvalidData, 2),
+    (errors.NotCertified, 2),
     (errors.SourceUnreachable, 3),
     (errors.DoesNotFit, 3),
     (distributed.KilledWorker, 3),
@@ -44,6 +49,8 @@ _DEMO_MODEL: dict[str, Any] = {
 # Small enough to keep every worker busy to the end, which chunks of the usual size would not.
 _DEMO_CHUNK_ROWS = 16_384
 _DEMO_SHARE = 0.95
+# Intervals are called wide if upper/lower - 1 exceeds this for more than 5 % of the rows.
+_WIDE = 0.5
 
 
 def failure(error: Exception) -> tuple[str, int]:
@@ -132,7 +139,7 @@ def score(
     # Mistakes should be told before a cluster is started for them.
     make_plan(points, chosen, **arguments)
     OutputStore(output, overwrite)
-    with clusters.connect(**cluster, echo=_silence if quiet else None):
+    with _told(quiet), clusters.connect(**cluster, echo=_silence if quiet else None):
         summary = scoring.score_to_zarr(points, output, chosen, overwrite=overwrite, progress=not quiet, **arguments)
     _emit(summary, as_json, _describe_scores)
 
@@ -141,30 +148,125 @@ def _silence(line: str) -> None:
     """Print nothing."""
 
 
+class _Teller(logging.Handler):
+    """Write what is logged to standard error, and nothing twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the message unless it was written before."""
+        line = record.getMessage()
+        if line not in self._told:
+            self._told.add(line)
+            click.echo(line, err=True)
+
+
+@contextmanager
+def _told(quiet: bool) -> Iterator[None]:
+    """Show what the library logs; warnings only where it should be quiet."""
+    log, teller = logging.getLogger("daskrr"), _Teller()
+    level = log.level
+    log.setLevel(logging.WARNING if quiet else logging.INFO)
+    log.addHandler(teller)
+    try:
+        yield
+    finally:
+        log.removeHandler(teller)
+        log.setLevel(level)
+
+
 def _arguments(points: str, model: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn the options of the model into arguments of the library."""
+    """Turn the options of the model that were given into arguments of the library."""
+    _refuse_file(points)
+    ridges, sampling = model["ridge"], model["sampling"]
+    if model["n_landmarks"] is None and sampling in SCHEMES and sampling != "residual":
+        raise click.UsageError("only residual sampling finds the number of landmarks; give it with --landmarks")
+    read = {
+        "ridge": ridges[0] if len(ridges) == 1 else list(ridges),
+        "sampling": None if sampling is None else _sampling(sampling),
+    }
+    return {name: value for name, value in {**model, **read}.items() if value is not None}
+
+
+def _refuse_file(points: str) -> None:
     if Path(points).is_file():
         raise errors.InvalidData(f"{points} is a file, not a Zarr array: turn it into one with 'daskrr convert'")
-    if model["n_landmarks"] is None and model["sampling"] in ("uniform", "diagonal"):
-        raise click.UsageError("give the number of landmarks to draw with --landmarks")
-    return {**model, "sampling": _sampling(model["sampling"])}
 
 
 def _describe_scores(summary: Mapping[str, Any]) -> str:
-    parameters, seconds = summary["parameters"], summary["seconds"]
+    parameters, certificate = summary["parameters"], summary["certificate"]
     landmarks = f"{parameters['n_landmarks']:,} draws ({parameters['sampling']})"
     pairs = [
         ("rows", f"{summary['n_rows']:,} x {summary['n_features']} features"),
         ("kernel", _described_kernel(parameters["kernel"])),
-        ("ridge", f"{parameters['ridge']:g}"),
+        ("ridge", _figures(parameters["ridge"], "g")),
         ("landmarks", f"{landmarks}, {summary['distinct_landmarks']:,} distinct"),
         ("rank", f"{summary['rank']:,}"),
-        ("effective dimension", f"{summary['effective_dimension']:.6g}"),
+        *_outcome(summary),
         ("seed", str(parameters["random_state"])),
-        *((name, duration(value)) for name, value in seconds.items()),
+        *((name, duration(value)) for name, value in summary["seconds"].items()),
         ("written to", summary["output"]),
     ]
-    return f"{_table(pairs)}\n\nhighest rows by estimate\n{_describe_rows(summary['top'])}"
+    ridges = np.atleast_1d(parameters["ridge"])
+    where = f" at ridge {ridges.min():g}" if len(ridges) > 1 else ""
+    highest = f"highest rows by estimate{where}\n{describe_rows(summary['top'])}"
+    if certificate is None:
+        return f"{_table(pairs)}\n\n{highest}"
+    intervals = _describe_certificate(certificate, parameters["failure_probability"])
+    return "\n\n".join([_table(pairs), intervals, highest, *_advice(summary)])
+
+
+def _figures(values: Any, form: str) -> str:
+    return ", ".join(f"{value:{form}}" for value in np.atleast_1d(values))
+
+
+def _outcome(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The effective dimension unless an interval of it follows, and whether a tolerance was met if one was asked."""
+    if summary["certificate"] is None:
+        return [("effective dimension", _figures(summary["effective_dimension"], ".6g"))]
+    if "tolerance" not in summary:
+        return []
+    verdict = summary["tolerance"]
+    return [("tolerance", f"{'met' if verdict['met'] else 'not met'}: {verdict['text']}")]
+
+
+def _describe_certificate(certificate: Mapping[str, Any], failure_probability: float) -> str:
+    """A table with a line for every ridge; what is not finite is None in it."""
+    audited = certificate["audit"]["rows"]
+    chance = f"but for a chance of at most {failure_probability:g}" if audited else "without exception"
+    lines = [
+        f"every exact score lies in its interval, {chance}",
+        "(width is upper/lower − 1; delta bounds what the landmarks leave unexplained of the kernel matrix)",
+        f"{'ridge':>12}  {'effective dimension':>24}  {'delta/nλ':>10}  {'median width':>12}  {'95 % width':>10}",
+    ]
+    names = ("ridges", "effective_dimension", "deviation", "median_width", "most_width")
+    for ridge, (low, high), deviation, median, most in zip(*(certificate[name] for name in names), strict=True):
+        widths = f"{_bounded(deviation):>10}  {_bounded(median):>12}  {_bounded(most):>10}"
+        lines.append(f"{ridge:>12g}  {f'{low:.6g} – {high:.6g}':>24}  {widths}")
+    return "\n".join(lines)
+
+
+def _bounded(value: float | None) -> str:
+    return "unbounded" if value is None else f"{value:.3g}"
+
+
+def _advice(summary: Mapping[str, Any]) -> list[str]:
+    """How much of the width is round-off, and what to do if the intervals are wide."""
+    certificate, verdict = summary["certificate"], summary.get("tolerance")
+    roundoff = max(certificate["roundoff_share"])
+    lines = [f"Round-off makes up {roundoff:.0%} of the width."] if roundoff > 0.01 else []
+    if verdict is None:
+        wide = any(width is None or width > _WIDE for width in certificate["most_width"])
+    else:
+        wide = not verdict["met"]
+    if wide and roundoff > 0.5:
+        remedy = "--dtype float64" if summary["parameters"]["dtype"] == "float32" else "a larger --ridge"
+        lines.append(f"For narrower intervals, use {remedy}.")
+    elif wide and verdict is None:
+        lines.append("For narrower intervals, use more --landmarks, a larger --ridge, or --tolerance to find how many.")
+    return [" ".join(lines)] if lines else []
 
 
 def _described_kernel(spec: Mapping[str, Any]) -> str:
@@ -172,18 +274,63 @@ def _described_kernel(spec: Mapping[str, Any]) -> str:
     return f"{spec['kernel']}({values})"
 
 
-def _describe_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    lines = [f"{'row':>12}  {'estimate':>10}  {'score':>10}  {'residual':>10}"]
-    for row in rows:
-        figures = f"{row['estimate']:>10.3e}  {row['score']:>10.3e}  {row['residual']:>10.3e}"
-        lines.append(f"{row['row']:>12}  {figures}")
-    return "\n".join(lines)
-
-
-def top(scores: str, count: int, by: str, as_json: bool) -> None:
+def top(scores: str, count: int, by: str, ridge: float | None, as_json: bool) -> None:
     """Run ``daskrr top``."""
-    rows = scoring.top_rows(scores, count, by=by)
-    _emit({"by": by, "rows": rows}, as_json, lambda result: _describe_rows(result["rows"]))
+    rows = scoring.top_rows(scores, count, by=by, ridge=ridge)
+    _emit({"by": by, "rows": rows}, as_json, lambda result: describe_rows(result["rows"]))
+
+
+def sample(
+    scores: str,
+    output: str,
+    size: int,
+    points: str | None,
+    ridge: float | None,
+    random_state: int | None,
+    scheduler: str | None,
+    overwrite: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Run ``daskrr sample``."""
+    if points is not None:
+        _refuse_file(points)
+    where = nullcontext() if scheduler is None else clusters.connect(scheduler, echo=_silence if quiet else None)
+    with _told(quiet), where:
+        drawn = samples.sample_rows(
+            scores,
+            size,
+            random_state=random_state,
+            ridge=ridge,
+            X=points,
+            output=output,
+            overwrite=overwrite,
+            progress=not quiet,
+        )
+    summary = {
+        "size": len(drawn),
+        "distinct": len(np.unique(drawn.indices)),
+        "by": drawn.by,
+        "smallest_weight": float(drawn.weights.min()),
+        "largest_weight": float(drawn.weights.max()),
+        "random_state": drawn.random_state,
+        "output": output,
+    }
+    _emit(summary, as_json, _describe_sample)
+
+
+def _describe_sample(summary: Mapping[str, Any]) -> str:
+    drawn_by = {"upper": "upper ends of the intervals", "estimate": "half by the estimate, half uniformly"}
+    pairs = [
+        ("rows drawn", f"{summary['size']:,}"),
+        ("distinct", f"{summary['distinct']:,}"),
+        ("drawn by", drawn_by[summary["by"]]),
+        ("smallest weight", f"{summary['smallest_weight']:.4g}"),
+        ("largest weight", f"{summary['largest_weight']:.4g}"),
+        ("seed", str(summary["random_state"])),
+        ("written to", summary["output"]),
+    ]
+    return _table(pairs)
 
 
 def plan(
@@ -323,11 +470,11 @@ def _load_spec(text: str) -> Any:
 
 def _sampling(value: str) -> Any:
     """Turn the option into the name of a rule or an array of weights."""
-    if value in ("uniform", "diagonal"):
+    if value in SCHEMES:
         return value
     try:
         return np.load(value, mmap_mode="r") if value.endswith(".npy") else zarr.open_array(value, mode="r")
     except (OSError, ValueError, KeyError) as error:
         raise errors.InvalidParameter(
-            f"--sampling is uniform, diagonal, or the path of an array; {value!r} is none of them ({error})"
+            f"--sampling is {', '.join(SCHEMES)}, or the path of an array; {value!r} is none of them ({error})"
         ) from error

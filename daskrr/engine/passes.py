@@ -163,7 +163,7 @@ class LocalExecutor:
 
     def apply(self, name: str, function: Callable, *handles: Any) -> Any:
         """Call the function."""
-        return function(*handles)
+        return function(*(_compute_here(one) if isinstance(one, Delayed) else one for one in handles))
 
     def value(self, handle: Any) -> Any:
         """The handle is the value."""

@@ -117,52 +117,96 @@ class Workers:
         return cls(n_workers, 1, n_workers, {}, apart=True)
 
 
-def make_plan(
-    rows: Rows, n_landmarks: int, dtype: np.dtype, weighs_rows: bool, wanted_rows: int | None, workers: Workers
-) -> Plan:
-    """Work out what scoring ``rows`` with ``n_landmarks`` will cost on ``workers``."""
+@dataclass(frozen=True)
+class Work:
+    """What a run has to do, at most.
+
+    Attributes
+    ----------
+    n_landmarks
+        Of the final passes.
+    n_ridges
+        How many ridges are scored.
+    weighs_rows
+        Whether a light pass weighs every row before landmarks are drawn.
+    residual_rounds, full_rounds
+        Landmarks of earlier rounds: those that need residuals alone, and those that run both passes.
+    audit_rows
+        Rows of the audit.
+    """
+
+    n_landmarks: int
+    n_ridges: int = 1
+    weighs_rows: bool = False
+    residual_rounds: tuple[int, ...] = ()
+    full_rounds: tuple[int, ...] = ()
+    audit_rows: int = 0
+
+    def flops(self, n: int, d: int) -> float:
+        """Floating-point operations of all passes over n rows of d features."""
+        p = min(self.n_landmarks, n)
+        last = 1.0 if self.n_ridges == 1 else 2.0
+        per_row = 4.0 * p * d + (2.0 + last) * p * p
+        per_row += sum(2.0 * q * d + q * q for q in self.residual_rounds)
+        per_row += sum(4.0 * q * d + 3.0 * q * q for q in self.full_rounds)
+        return n * per_row + 2.0 * self.audit_rows**2 * p
+
+    @property
+    def passes(self) -> int:
+        """Passes that read all rows."""
+        return 2 + self.weighs_rows + len(self.residual_rounds) + 2 * len(self.full_rounds)
+
+
+def make_plan(rows: Rows, dtype: np.dtype, work: Work, wanted_rows: int | None, workers: Workers) -> Plan:
+    """Work out what ``work`` on ``rows`` will cost on ``workers``."""
     n, d = rows.shape
-    p = min(n_landmarks, n)
-    height = block_rows(n_landmarks, rows, wanted_rows)
+    p = min(work.n_landmarks, n)
+    height = block_rows(work.n_landmarks, rows, wanted_rows)
     n_blocks = -(-n // height)
     sampled = min(p, n_blocks)
     matrix = 8 * p * p
     carried = 0 if isinstance(rows, ZarrRows) else rows.nbytes * 3
-    worker = _worker_bytes(rows, p, dtype, min(height, n), 1 + weighs_rows, workers)
+    worker = _worker_bytes(rows, p, dtype, min(height, n), work, workers)
+    certified = work.audit_rows > 0
     return Plan(
         origin=rows.origin,
         n_rows=n,
         n_features=d,
-        n_landmarks=n_landmarks,
+        n_landmarks=work.n_landmarks,
         dtype=str(dtype),
         block_rows=height,
         tile_rows=tile_rows(p),
         n_blocks=n_blocks,
-        n_tasks=n_blocks * (4 + 3 * weighs_rows) + sampled + 6,
+        n_tasks=n_blocks * (2 * work.passes + 3 * work.weighs_rows) + sampled + 6,
         n_threads=workers.n_threads,
-        readings=3 + weighs_rows,
-        flops=float(n) * (4.0 * p * d + 3.0 * p * p),
-        bytes_read=rows.nbytes * (2 + weighs_rows) + min(rows.nbytes, sampled * height * rows.nbytes // n),
+        readings=work.passes + 1,
+        flops=work.flops(n, d),
+        bytes_read=rows.nbytes * work.passes + min(rows.nbytes, sampled * height * rows.nbytes // n),
         bytes_moved=matrix * (n_blocks + 2 * workers.n_workers + 2) + carried,
-        bytes_written=3 * 8 * n,
+        bytes_written=(2 * work.n_ridges * (1 + certified) + 1) * 8 * n,
         worker_bytes=worker,
         memory_limit=int(worker / USABLE_SHARE),
-        scheduler_bytes=6 * matrix,
+        scheduler_bytes=(6 if work.n_ridges == 1 and not certified else 9) * matrix,
     )
 
 
-def _worker_bytes(rows: Rows, p: int, dtype: np.dtype, height: int, kept: int, workers: Workers) -> int:
+def _worker_bytes(rows: Rows, p: int, dtype: np.dtype, height: int, work: Work, workers: Workers) -> int:
     """Interpreter; the factor as received and as used; sums held, sent and received; what is kept of every row; tiles.
 
-    A thread holds one tile, the partial sum that it makes and two that wait to be added, one input piece as stored and
-    decoded, its finite mask, and panels.
+    A thread holds one tile, or two for several ridges, the partial sum that it makes and two that wait to be added, one
+    input piece as stored and decoded, its finite mask, panels, some numbers of every row and ridge, and the rows that
+    it draws. One worker holds the matrices of the audit.
     """
     matrix = 8 * p * p
     piece = rows.piece_bytes if isinstance(rows, ZarrRows) else height * rows.row_bytes
-    tile = min(tile_rows(p), height) * p * dtype.itemsize
-    per_thread = tile + 3 * matrix + 4 * piece + 4 * PANEL_BYTES + 16 * 8 * height
+    tile = min(tile_rows(p), height) * p * dtype.itemsize * (1 if work.n_ridges == 1 else 2)
+    drawn = 8 * work.audit_rows * (rows.shape[1] + 3) * 4
+    per_row = 8 * height * (16 + 8 * (work.n_ridges - 1))
+    per_thread = tile + 3 * matrix + 4 * piece + 4 * PANEL_BYTES + per_row + drawn
     shared = matrix * (10 if workers.apart else 8)
-    return IDLE_WORKER_BYTES + shared + 10 * rows.n_rows * kept // workers.n_workers + workers.threads_each * per_thread
+    audit = 8 * work.audit_rows * (3 * work.audit_rows + p)
+    kept = 10 * rows.n_rows * (1 + work.weighs_rows + bool(work.full_rounds)) // workers.n_workers
+    return IDLE_WORKER_BYTES + shared + kept + max(workers.threads_each * per_thread, audit)
 
 
 def check_fits(plan: Plan, workers: Workers) -> None:

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from daskrr.engine.passes import ClusterExecutor, Executor, constant, task
 from daskrr.errors import DaskrrError
 from daskrr.numerics import blas
-from daskrr.numerics.algebra import RidgeFactor, Whitening, ridge_factor, whiten
+from daskrr.numerics.algebra import RidgeFactor, Whitening, ridge_factor, shift_of, subset_factor, whiten
 
 log = logging.getLogger("daskrr")
 
@@ -45,45 +45,57 @@ class Factors:
     n_landmarks: int = 0
     whitening: Whitening | None = None
     ridge: RidgeFactor | None = None
+    kernel_matrix: NDArray | None = None
+    subset: tuple[NDArray, ...] = ()
 
     def whiten(self, inputs: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
         """Factor W; ``inputs`` holds W, the landmarks' rows X, the tile kernel's error and the penalty, if any."""
         dtype = np.dtype(parameters["dtype"])
         self.n_landmarks = len(inputs["W"])
         self.whitening = whiten(inputs["W"], inputs["error"], dtype, inputs["penalty"])
-        self.landmarks = inputs["X"][self.whitening.pivots]
+        pivots = self.whitening.pivots
+        self.landmarks = inputs["X"][pivots]
+        if parameters["subset"]:
+            self.kernel_matrix = inputs["W"][np.ix_(pivots, pivots)]
         return {
-            "pivots": self.whitening.pivots,
+            "pivots": pivots,
             "shift": self.whitening.shift,
             "kernel_error": self.whitening.kernel_error,
             "smallest_pivot": self.whitening.smallest_pivot,
         }
 
     def add_ridge(self, inputs: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
-        """Factor G + n·λ·I; ``inputs`` holds the lower triangle of G."""
+        """Factor G + n·λ·I for every ridge; ``inputs`` holds the lower triangle of G."""
         if self.whitening is None:
             raise RuntimeError("the landmarks of this run were not factored")
-        dtype = np.dtype(parameters["dtype"])
-        self.ridge = ridge_factor(inputs["G"], self.whitening, parameters["n_rows"], parameters["ridge"], dtype)
+        dtype, n_rows, ridges = np.dtype(parameters["dtype"]), parameters["n_rows"], parameters["ridges"]
+        self.ridge = ridge_factor(inputs["G"], self.whitening, n_rows, ridges, dtype, parameters["leading"])
+        if self.kernel_matrix is not None:
+            self.subset = tuple(subset_factor(self.kernel_matrix, shift_of(n_rows, ridge)) for ridge in ridges)
         return {
-            "effective_dimension": self.ridge.effective_dimension,
-            "score_error": self.ridge.score_error,
+            "effective_dimensions": self.ridge.effective_dimensions.tolist(),
+            "score_errors": self.ridge.score_errors.tolist(),
             "gram_norm": self.ridge.gram_norm,
             "combined": self.ridge.combined is not None,
         }
 
     def payload(self, kind: str) -> dict[str, Any]:
-        """What a pass needs: the factor of W ("whitener"), the ridge's too ("scorer"), or both apart ("new rows")."""
+        """What a pass needs: the factor of W ("whitener"), the ridge's too ("scorer"), or both apart.
+
+        The last is for rows that pass 1 has not seen ("new rows"), or has not kept the residuals of ("drawn rows").
+        """
         if self.whitening is None:
             raise RuntimeError("the landmarks of this run were not factored")
         found: dict[str, Any] = {"landmarks": self.landmarks, "n_landmarks": self.n_landmarks}
         found["kernel_error"] = self.whitening.kernel_error
-        if kind == "scorer" and self.ridge is not None and self.ridge.combined is not None:
+        if kind == "whitener" or self.ridge is None:
+            return found | {"factors": (self.whitening.inverse,)}
+        found |= {"eigenvalues": self.ridge.eigenvalues}
+        if kind != "new rows":
+            found |= {"leading": self.ridge.leading, "subset": self.subset}
+        if kind == "scorer" and self.ridge.combined is not None:
             return found | {"factors": (self.ridge.combined,)}
-        apart = [self.whitening.inverse]
-        if kind != "whitener" and self.ridge is not None:
-            apart.append(self.ridge.inverse)
-        return found | {"factors": tuple(apart)}
+        return found | {"factors": (self.whitening.inverse, self.ridge.inverse)}
 
 
 def _perform(factors: Factors, step: str, inputs: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
@@ -290,6 +302,7 @@ class OnWorker:
     """Algebra as an ordinary task, where the scheduler may not do it."""
 
     executor: ClusterExecutor
+    run: str
     place: str = "worker"
     _factors: list[Any] = field(default_factory=list)
 
@@ -302,7 +315,7 @@ class OnWorker:
 
     def payload(self, kind: str) -> Delayed:
         """A task that picks what is needed from the factors."""
-        return task("fetch-factor", f"{self.executor.run}-{kind.replace(' ', '')}", 0, _pick, self._factors[-1], kind)
+        return task("fetch-factor", f"{self.run}-{kind.replace(' ', '')}", 0, _pick, self._factors[-1], kind)
 
 
 def _step_on_worker(
@@ -324,8 +337,8 @@ def _pick(factors: Factors, kind: str) -> dict[str, Any]:
     return factors.payload(kind)
 
 
-def algebra(executor: Executor, scheduler_bytes: int) -> Algebra:
-    """Choose where the p × p algebra of a run is done: the scheduler, else a worker; in process without a cluster."""
+def algebra(executor: Executor, run: str, scheduler_bytes: int) -> Algebra:
+    """Choose where the p × p algebra of ``run`` is done: the scheduler, else a worker; in process without a cluster."""
     if not isinstance(executor, ClusterExecutor):
         return InProcess()
     client = executor.client
@@ -333,15 +346,15 @@ def algebra(executor: Executor, scheduler_bytes: int) -> Algebra:
     hello = _hello(client)
     if hello is None:
         log.warning("the scheduler cannot do the p × p algebra (%s): a worker does it instead", refusal)
-        return OnWorker(executor)
+        return OnWorker(executor, run)
     if hello["available"] < scheduler_bytes:
         log.warning(
             "the scheduler has %.0f MiB free and the p × p algebra needs %.0f MiB: a worker does it instead",
             hello["available"] / 2**20,
             scheduler_bytes / 2**20,
         )
-        return OnWorker(executor)
-    return OnScheduler(client, executor.run)
+        return OnWorker(executor, run)
+    return OnScheduler(client, run)
 
 
 def _hello(client: distributed.Client) -> dict[str, Any] | None:

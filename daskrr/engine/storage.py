@@ -8,7 +8,7 @@ not a result.
 import os
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,11 +32,11 @@ class OutputStore:
     URL it is written in place, and the attributes written last make it a result.
     """
 
-    def __init__(self, target: str | os.PathLike, overwrite: bool) -> None:
+    def __init__(self, target: str | os.PathLike, overwrite: bool, kind: str = "scores") -> None:
         self.target = locate(target)
-        self.overwrite = overwrite
+        self.overwrite, self.kind = overwrite, kind
         self.local = is_local(self.target)
-        _check_target(self.target, overwrite)
+        _check_target(self.target, overwrite, kind)
         suffix = f".partial-{uuid.uuid4().hex[:8]}" if self.local else ""
         self.path = self.target + suffix
         self.committed = False
@@ -51,8 +51,10 @@ class OutputStore:
         if self.local and not self.committed:
             shutil.rmtree(self.path, ignore_errors=True)
 
-    def create(self, names: Sequence[str], n_rows: int, chunk_rows: int) -> None:
-        """Create the arrays ``names`` (n_rows,), one chunk per block."""
+    def create(
+        self, shapes: Mapping[str, tuple[int, ...]], chunk_rows: int, second: str = "ridge", **dtypes: str
+    ) -> None:
+        """Create the named arrays, one chunk per block; float64 unless said otherwise, ``second`` names columns."""
         try:
             group = zarr.open_group(self.path, mode="w")
         except OSError as error:
@@ -60,22 +62,23 @@ class OutputStore:
         self.arrays = {
             name: group.create_array(
                 name,
-                shape=(n_rows,),
-                chunks=(min(chunk_rows, n_rows),),
-                dtype="float64",
-                fill_value=np.nan,
+                shape=shape,
+                chunks=(min(chunk_rows, shape[0]), *shape[1:]),
+                dtype=dtypes.get(name, "float64"),
+                fill_value=-1 if name in dtypes else np.nan,
                 compressors=(ZstdCodec(level=1), Crc32cCodec()),
-                dimension_names=("row",),
+                dimension_names=("row", second)[: len(shape)],
             )
-            for name in names
+            for name, shape in shapes.items()
         }
 
     def commit(self, attributes: dict[str, Any]) -> None:
         """Write the attributes, then put the result in its place, unless something else has come there meanwhile."""
         if self.local:
-            _check_target(self.target, self.overwrite)
+            _check_target(self.target, self.overwrite, self.kind)
         group = zarr.open_group(self.path, mode="r+")
-        group.attrs[RESULT_KEY] = {"format": FORMAT} | attributes
+        stored: Any = {"format": FORMAT, "kind": self.kind} | attributes
+        group.attrs[RESULT_KEY] = stored
         if self.local:
             publish(Path(self.path), Path(self.target))
         self.committed = True
@@ -95,15 +98,18 @@ def publish(new: Path, target: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _check_target(target: str, overwrite: bool) -> None:
-    """Refuse to replace anything that was not asked to be replaced, or is not a result of daskrr."""
+def _check_target(target: str, overwrite: bool, kind: str) -> None:
+    """Refuse to replace anything that was not asked to be replaced, or is not a result of daskrr of the same kind."""
     existing = _open_group(target)
     ours = existing is not None and RESULT_KEY in existing.attrs
     occupied = existing is not None or (is_local(target) and os.path.lexists(target))
     if occupied and not ours:
         raise OutputExists(f"{redact(target)} exists and is not a result of daskrr; it is left alone. Name another.")
+    found: Any = existing.attrs[RESULT_KEY] if ours and existing is not None else {}
+    if ours and found.get("kind") != kind:
+        raise OutputExists(f"{redact(target)} holds {found.get('kind')}, not {kind}; it is left alone. Name another.")
     if ours and not overwrite:
-        raise OutputExists(f"{redact(target)} holds scores already. Pass overwrite=True (--overwrite) to replace it.")
+        raise OutputExists(f"{redact(target)} holds {kind} already. Pass overwrite=True (--overwrite) to replace it.")
     parent = os.path.dirname(target)
     if is_local(target) and not os.path.isdir(parent):
         raise InvalidParameter(f"there is no folder {parent}, so {target} cannot be written. Create it first.")
@@ -148,8 +154,28 @@ def open_result(path: str | os.PathLike) -> zarr.Group:
     attributes: Any = group.attrs.get(RESULT_KEY)
     if attributes is None:
         raise InvalidData(f"{redact(name)} is not a finished result of daskrr. Score again, then read it.")
+    if attributes.get("kind") != "scores":
+        raise InvalidData(
+            f"{redact(name)} holds {attributes.get('kind')}, not scores. Give the output of `daskrr score`."
+        )
     if attributes.get("format") != FORMAT:
         raise InvalidData(
             f"{redact(name)} has format {attributes.get('format')}; this version reads format {FORMAT}. Upgrade daskrr."
         )
     return group
+
+
+def stored_column(group: zarr.Group, ridge: float | None) -> int:
+    """Which column of a result belongs to a ridge; the smallest ridge by default.
+
+    Raises
+    ------
+    InvalidParameter
+        The ridge is none of those that were scored.
+    """
+    attributes: Any = group.attrs[RESULT_KEY]
+    ridges = np.atleast_1d(attributes["parameters"]["ridge"]).tolist()
+    if ridge is not None and ridge not in ridges:
+        listed = ", ".join(f"{one:g}" for one in ridges)
+        raise InvalidParameter(f"ridge={ridge!r} is none of those that were scored: {listed}")
+    return ridges.index(min(ridges) if ridge is None else ridge)

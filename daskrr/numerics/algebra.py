@@ -5,7 +5,9 @@ kernel columns to a row of B, with B Bᵀ = L, the Nyström approximation. :func
 Everything is float64, whatever the dtype of the tiles, and calls nothing that holds the GIL for long.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,9 @@ from daskrr.errors import KernelNotPositive, RidgeTooSmall
 from daskrr.numerics import blas
 
 UNIT_ROUNDOFF = {np.dtype(np.float64): 2.0**-53, np.dtype(np.float32): 2.0**-24}
+
+# Least error of a kernel's entries, in unit roundoffs.
+LEAST_ROUNDOFFS = 4.0
 
 # Largest relative error of a score, and largest share of the ridge, that round-off may have.
 MAX_SCORE_ERROR = 0.1
@@ -60,39 +65,60 @@ class Whitening:
 
 @dataclass(frozen=True)
 class RidgeFactor:
-    """Ridge step: the score of a row is the squared norm of ``inverse @ b``, or of ``combined @ c``.
+    """What pass 2 applies: factors in turn to a row c of kernel columns, then a reading of the result's squares.
+
+    For one ridge the factors are triangular and the score is the squared norm of the result. For a path of ridges the
+    last factor is the full matrix that turns b into its coordinates z along the eigenvectors of G, and the score at the
+    ridge λ is Σ_j z_j²/(S_j + n·λ).
 
     Attributes
     ----------
     inverse
-        Lower triangular (r, r): M⁻¹ with M Mᵀ = G + n·λ·I.
+        (r, r) applied to a row b of B: lower triangular M⁻¹ with M Mᵀ = G + n·λ·I, or the eigenvectors of G as rows.
     combined
-        M⁻¹ R⁻¹ D⁻¹, which saves one product per row, or None where it would cost too much accuracy.
-    effective_dimension
-        tr(G (G + n·λ·I)⁻¹), the sum of all scores.
-    score_error
-        Bound on the relative error that round-off leaves in a score.
+        The same applied to a row of kernel columns, which saves one product per row, or None where it would cost too
+        much accuracy.
+    eigenvalues
+        (r,) S of G in ascending order, for a path; None for one ridge.
+    leading
+        (k, r) and (k,): applied to kernel columns, the coordinates along the eigenvectors of G whose eigenvalues exceed
+        n·λ, and those eigenvalues; the last number is the largest eigenvalue left. None unless asked for.
+    effective_dimensions
+        (L,) tr(G (G + n·λ·I)⁻¹), the sum of all scores, for each ridge.
+    score_errors
+        (L,) bounds on the relative error that round-off leaves in a score.
     gram_norm
         Estimate of the largest eigenvalue of G.
     """
 
     inverse: NDArray[np.float64]
     combined: NDArray[np.float64] | None
-    effective_dimension: float
-    score_error: float
+    eigenvalues: NDArray[np.float64] | None
+    leading: tuple[NDArray[np.float64], NDArray[np.float64], float] | None
+    effective_dimensions: NDArray[np.float64]
+    score_errors: NDArray[np.float64]
     gram_norm: float
 
 
+def residual_error(n_landmarks: int, error: float) -> float:
+    """Round-off that the residual of a row may carry, as a multiple of its k_ii, given the tile kernel's error."""
+    return 2.0 * (n_landmarks + 8) * error
+
+
 def kernel_error(tile: NDArray, W: NDArray, tile_dtype: np.dtype) -> float:
-    """Entry error of the tile kernel on the landmarks: at least the unit roundoff, twice the largest seen."""
+    """Entry error of the tile kernel on the landmarks: twice the largest seen, and no less than a few roundoffs.
+
+    A few landmarks may be exact by luck, and what is computed from their columns is rounded in any case.
+    """
+    least = LEAST_ROUNDOFFS * UNIT_ROUNDOFF[tile_dtype]
     scale = np.sqrt(np.maximum(np.diagonal(W), 0.0))
     kept = scale > 0
     if not kept.any():
-        return UNIT_ROUNDOFF[tile_dtype]
+        return least
     difference = np.abs(tile.astype(np.float64) - W)[np.ix_(kept, kept)]
     difference /= scale[kept, None]
     difference /= scale[kept]
-    return max(UNIT_ROUNDOFF[tile_dtype], 2.0 * float(difference.max()))
+    return max(least, 2.0 * float(difference.max()))
 
 
 def whiten(
@@ -171,7 +197,12 @@ def _not_positive(position: int, pivot: float) -> KernelNotPositive:
 
 
 def ridge_factor(
-    G: NDArray[np.float64], whitening: Whitening, n_rows: int, ridge: float, tile_dtype: np.dtype
+    G: NDArray[np.float64],
+    whitening: Whitening,
+    n_rows: int,
+    ridges: Sequence[float],
+    tile_dtype: np.dtype,
+    with_leading: bool = False,
 ) -> RidgeFactor:
     """Factor G + n·λ·I, G given by its lower triangle (r, r), and form what pass 2 applies (Algorithm, step 4).
 
@@ -180,33 +211,74 @@ def ridge_factor(
     RidgeTooSmall
         Round-off in G would decide the scores.
     """
-    shift = shift_of(n_rows, ridge)
     G = blas.mirror_lower(G)
     norm = _largest_eigenvalue(G)
-    separate = _separate_error(len(G), norm, shift, tile_dtype)
-    if separate > MAX_SCORE_ERROR:
+    shifts = [shift_of(n_rows, ridge) for ridge in ridges]
+    errors = [_separate_error(len(G), norm, shift, tile_dtype) for shift in shifts]
+    worst = int(np.argmax(errors))
+    if errors[worst] > MAX_SCORE_ERROR:
+        works = _rounded_up(ridges[worst] * errors[worst] / MAX_SCORE_ERROR)
         raise RidgeTooSmall(
-            f"ridge={ridge:.3g} is too small: {tile_dtype} round-off may change scores by {separate:.2g} of their "
-            f"value. The smallest ridge that works is {_rounded_up(ridge * separate / MAX_SCORE_ERROR)}"
+            f"ridge={ridges[worst]:.3g} is too small: {tile_dtype} round-off may change scores by "
+            f"{errors[worst]:.2g} of their value. The smallest ridge that works is {works}"
             + (" (float64 tiles allow less)." if tile_dtype == np.float32 else ".")
         )
+    # Combining loses √(u‖G‖/(r·nλ)), two products nothing.
+    together = [np.sqrt(UNIT_ROUNDOFF[tile_dtype] * norm / (max(len(G), 1) * shift)) for shift in shifts]
+    combine = max(together) <= COMBINED_LIMIT[tile_dtype]
+    if combine:
+        errors = [one + other for one, other in zip(errors, together, strict=True)]
+    make = _triangular if len(shifts) == 1 else _rotation
+    inverse, combined, eigenvalues, dimensions = make(G, whitening, shifts, combine)
+    leading = _leading(G, whitening, shifts[0]) if with_leading and len(shifts) == 1 else None
+    return RidgeFactor(
+        inverse, combined, eigenvalues, leading, np.array(dimensions), np.array(errors, np.float64), norm
+    )  # fmt: skip
+
+
+def _triangular(G: NDArray, whitening: Whitening, shifts: list[float], combine: bool) -> tuple[Any, ...]:
+    """M⁻¹ with M Mᵀ = G + shift·I, its product with the factor of W, and the effective dimension."""
     M = G.copy()
-    M.flat[:: len(M) + 1] += shift
+    M.flat[:: len(M) + 1] += shifts[0]
     if bad := blas.cholesky(M):
-        raise RidgeTooSmall(f"the Gram matrix plus {shift:.3g} is not positive: pivot {bad} of {len(G)} failed.")
+        raise RidgeTooSmall(f"the Gram matrix plus {shifts[0]:.3g} is not positive: pivot {bad} of {len(G)} failed.")
     M = np.tril(M)
     blas.invert_lower(M)
     product = G.copy()
     blas.multiply_rows(M, product)  # G M⁻ᵀ
-    effective_dimension = float(np.einsum("ij,ji->", M, product))
-    together = float(np.sqrt(UNIT_ROUNDOFF[tile_dtype] * norm / (max(len(G), 1) * shift)))
     combined = None
-    if together <= COMBINED_LIMIT[tile_dtype]:
-        transposed = np.ascontiguousarray(whitening.inverse.T)
+    if combine:
+        transposed = whitening.inverse.T.copy()
         blas.multiply_rows(M, transposed)  # R⁻ᵀ M⁻ᵀ
         combined = np.ascontiguousarray(transposed.T)
-        separate += together
-    return RidgeFactor(M, combined, effective_dimension, separate, norm)
+    return M, combined, None, [float(np.einsum("ij,ji->", M, product))]
+
+
+def _rotation(G: NDArray, whitening: Whitening, shifts: list[float], combine: bool) -> tuple[Any, ...]:
+    """Eigenvectors of G as rows, their product with the factor of W, the eigenvalues, and effective dimensions."""
+    eigenvalues, vectors = np.linalg.eigh(G)
+    eigenvalues = np.maximum(eigenvalues, 0.0)
+    rotation = np.ascontiguousarray(vectors.T)
+    dimensions = [float(np.sum(eigenvalues / (eigenvalues + shift))) for shift in shifts]
+    return rotation, rotation @ whitening.inverse if combine else None, eigenvalues, dimensions
+
+
+def _leading(G: NDArray, whitening: Whitening, shift: float) -> tuple[NDArray, NDArray, float]:
+    eigenvalues, vectors = np.linalg.eigh(G)
+    first = int(np.searchsorted(eigenvalues, shift, side="right"))
+    left = max(float(eigenvalues[first - 1]), 0.0) if first else 0.0
+    return np.ascontiguousarray(vectors[:, first:].T) @ whitening.inverse, eigenvalues[first:], left
+
+
+def subset_factor(W: NDArray[np.float64], shift: float) -> NDArray[np.float64]:
+    """Lower triangular inverse of the Cholesky factor of W + shift·I, for scores among the landmarks alone."""
+    M = W.copy()
+    M.flat[:: len(M) + 1] += shift
+    if bad := blas.cholesky(M):
+        raise RidgeTooSmall(f"the landmarks' kernel matrix plus {shift:.3g} is not positive: pivot {bad} failed.")
+    M = np.tril(M)
+    blas.invert_lower(M)
+    return M
 
 
 def _separate_error(rank: int, norm: float, shift: float, tile_dtype: np.dtype) -> float:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from daskrr.errors import InvalidData, InvalidParameter
 
 # Every purpose has its own stream of random numbers, child of the run's seed.
-PURPOSES = {"landmarks": 0, "audit": 1, "probe": 2, "length scale": 3}
+PURPOSES = {"landmarks": 0, "audit": 1, "probe": 2, "length scale": 3, "sample": 4}
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,17 @@ class Landmarks:
             The landmarks have no probabilities.
         """
         if self.probabilities is None:
-            raise InvalidParameter(
-                "sketch_ridge weighs each landmark by its probability, and landmarks given by index have none. "
-                "Leave sketch_ridge out, or sample by probabilities."
-            )
+            raise without_probabilities()
         return n_rows * sketch_ridge * self.n_draws * self.probabilities / self.counts
+
+
+def without_probabilities() -> InvalidParameter:
+    """What to raise where the regularised approximation is asked of landmarks that have no probabilities."""
+    return InvalidParameter(
+        "sketch_ridge weighs each landmark by its probability, which landmarks given by number, drawn by their "
+        "residual or without replacement do not have. Leave sketch_ridge out, or use sampling='diagonal', "
+        "'uniform', 'leverage' or probabilities, with replacement."
+    )
 
 
 def check_seed(random_state: Any) -> int:
@@ -66,9 +72,14 @@ def check_seed(random_state: Any) -> int:
     return int(random_state)
 
 
-def stream(seed: int, purpose: str, round_number: int = 0) -> np.random.Generator:
+def child(seed: int, purpose: str, round_number: int = 0, part: int = 0) -> np.random.SeedSequence:
+    """The seed of one purpose and round; a round that needs several has them as parts."""
+    return np.random.SeedSequence(seed, spawn_key=(PURPOSES[purpose], round_number, part))
+
+
+def stream(seed: int, purpose: str, round_number: int = 0, part: int = 0) -> np.random.Generator:
     """The random numbers of one purpose and round."""
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(PURPOSES[purpose], round_number)))
+    return np.random.default_rng(child(seed, purpose, round_number, part))
 
 
 def draw_integers(total: int, size: int, generator: np.random.Generator) -> NDArray[np.int64]:
@@ -111,8 +122,10 @@ def merge(drawn: NDArray[np.int64], probabilities: NDArray[np.float64] | None) -
     return Landmarks(indices, counts, kept)
 
 
-def draw_uniform(n_rows: int, size: int, generator: np.random.Generator) -> Landmarks:
-    """``size`` draws with replacement, all rows equally likely."""
+def draw_uniform(n_rows: int, size: int, generator: np.random.Generator, replacement: bool = True) -> Landmarks:
+    """``size`` draws, all rows equally likely; without replacement no more than there are."""
+    if not replacement:
+        return merge(generator.choice(n_rows, min(size, n_rows), replace=False, shuffle=False), None)
     drawn = draw_integers(n_rows, size, generator)
     return merge(drawn, np.full(size, 1.0 / n_rows))
 

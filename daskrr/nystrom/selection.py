@@ -1,13 +1,15 @@
 """From a sampling scheme to landmarks: the passes over the rows that a draw needs, and the drawn rows themselves."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import dask.array as da
 import numpy as np
 import zarr
+from dask.delayed import Delayed
 from numpy.typing import NDArray
 
 from daskrr.engine.passes import Executor, Run, split, task
@@ -15,11 +17,13 @@ from daskrr.engine.progress import Stage
 from daskrr.engine.rows import Rows, open_rows, pieces
 from daskrr.errors import InvalidData, InvalidParameter, check_count
 from daskrr.kernels import Kernel
+from daskrr.numerics.reservoir import Order, Reservoir
+from daskrr.numerics.reservoir import merge as merge_reservoirs
 from daskrr.numerics.tiles import check_finite
 from daskrr.nystrom import sampling as draws
 from daskrr.nystrom.sampling import Landmarks
 
-SCHEMES = ("uniform", "diagonal")
+SCHEMES = ("residual", "leverage", "diagonal", "uniform")
 MEDIAN_SAMPLE = 1000
 JOIN_FANIN = 64
 PROBABILITY_SUM_TOLERANCE = 1e-6
@@ -49,38 +53,84 @@ def check_sampling(sampling: Any, n_rows: int) -> str | NDArray[np.int64] | Rows
     return open_rows(array, ndim=1, name="sampling")
 
 
+@dataclass(frozen=True)
+class Weighing:
+    """Sampling weights of every row, on the workers: a handle for each block, and their sum."""
+
+    handles: Sequence[Any]
+    total: float
+
+
 def draw_landmarks(
-    run: Run, kernel: Kernel, sampling: str | NDArray[np.int64] | Rows, n_landmarks: int | None, seed: int
-) -> Landmarks:
+    run: Run,
+    kernel: Kernel,
+    sampling: str | NDArray[np.int64] | Rows,
+    n_landmarks: int | None,
+    seed: int,
+    replacement: bool = True,
+) -> tuple[Landmarks, Weighing | None]:
     """Draw the landmarks (Algorithm, step 1); only weights that differ from row to row cost a pass."""
     if isinstance(sampling, np.ndarray):
-        return draws.given(sampling, run.rows.n_rows, n_landmarks)
+        return draws.given(sampling, run.rows.n_rows, n_landmarks), None
     size = check_count("n_landmarks", n_landmarks)
-    generator = draws.stream(seed, "landmarks")
     if isinstance(sampling, str) and (sampling == "uniform" or kernel.constant_diagonal):
-        return draws.draw_uniform(run.rows.n_rows, size, generator)
-    if isinstance(sampling, Rows):
-        return _draw_weighted(run, sampling, None, size, generator)
-    return _draw_weighted(run, run.rows, kernel, size, generator)
+        return draws.draw_uniform(run.rows.n_rows, size, draws.stream(seed, "landmarks"), replacement), None
+    source, by = (sampling, None) if isinstance(sampling, Rows) else (run.rows, kernel)
+    weighing = _weigh_rows(run, source, by)
+    return draw_weighted(run, weighing, size, seed, 0, replacement), weighing
 
 
-def _draw_weighted(
-    run: Run, source: Rows, kernel: Kernel | None, size: int, generator: np.random.Generator
-) -> Landmarks:
-    """Draw by weights: one light pass for the weights, which stay on the workers, then sums and draws."""
-    source = source.anew(f"weigh-rows-{run.name}")
-    weigh = partial(_weigh, kernel)
-    tasks = (task("weigh-rows", run.name, b.index, weigh, source.source(b.start, b.stop), b.start) for b in run.blocks)
+def weigh(run: Run, tasks: Iterable[Delayed]) -> Weighing:
+    """Run tasks that weigh the rows of one block each; the weights stay on the workers."""
     handles = []
-    with Stage(run.report, "weigh rows", total=len(run.blocks), total_rows=source.n_rows) as stage:
+    with Stage(run.report, "weigh rows", total=len(run.blocks), total_rows=run.rows.n_rows) as stage:
         for block, handle in zip(run.blocks, run.executor.window(tasks), strict=True):
             handles.append(handle)
             stage.advance(rows=block.n_rows)
-    ranges = _each(run.executor, "weights-range", _range, handles)
-    _check_total(math.fsum(total for _, total in ranges), kernel is None)
-    scale = draws.binary_scale(max(largest for largest, _ in ranges), source.n_rows)
-    sums = _each(run.executor, "weights-sum", partial(_integer_sum, scale), handles)
-    return _locate_rows(run, handles, np.array(sums, np.int64), scale, size, generator)
+    return Weighing(handles, math.fsum(_each(run.executor, "weights-sum", math.fsum, handles)))
+
+
+def _weigh_rows(run: Run, source: Rows, kernel: Kernel | None) -> Weighing:
+    """One light pass for the weights, which stay on the workers."""
+    source = source.anew(f"weigh-rows-{run.name}")
+    work = partial(_weigh, kernel)
+    tasks = (task("weigh-rows", run.name, b.index, work, source.source(b.start, b.stop), b.start) for b in run.blocks)
+    weighing = weigh(run, tasks)
+    _check_total(weighing.total, kernel is None)
+    return weighing
+
+
+def draw_weighted(
+    run: Run,
+    weighing: Weighing,
+    size: int,
+    seed: int,
+    round_number: int = 0,
+    replacement: bool = True,
+    purpose: str = "landmarks",
+) -> Landmarks:
+    """Draw ``size`` rows by weights that lie on the workers."""
+    if not replacement:
+        order = Order.of(draws.child(seed, purpose, round_number))
+        firsts = [
+            run.executor.apply("first-rows", partial(_first_rows, order, size, block.start), handle)
+            for block, handle in zip(run.blocks, weighing.handles, strict=True)
+        ]
+        rows = run.executor.value(run.executor.apply("first-rows-join", _join_first, *firsts)).rows
+        return draws.merge(rows, None)
+    largest = max(_each(run.executor, "weights-range", np.max, weighing.handles))
+    scale = draws.binary_scale(float(largest), run.rows.n_rows)
+    sums = _each(run.executor, "weights-sum", partial(_integer_sum, scale), weighing.handles)
+    generator = draws.stream(seed, purpose, round_number)
+    return _locate_rows(run, weighing.handles, np.array(sums, np.int64), scale, size, generator)
+
+
+def _first_rows(order: Order, size: int, start: int, weights: NDArray[np.float64]) -> Reservoir:
+    return Reservoir.of(order, size, weights, start, np.empty((len(weights), 0)))
+
+
+def _join_first(*parts: Reservoir) -> Reservoir:
+    return merge_reservoirs(parts)
 
 
 def _each(executor: Executor, name: str, function: Callable, handles: Sequence[Any]) -> list[Any]:
@@ -107,10 +157,6 @@ def _weigh(kernel: Kernel | None, source: Any, start: int) -> NDArray[np.float64
     weights = np.concatenate(found)
     draws.check_weights(weights, start)
     return weights
-
-
-def _range(weights: NDArray[np.float64]) -> tuple[float, float]:
-    return float(weights.max()), math.fsum(weights)
 
 
 def _integer_sum(scale: int, weights: NDArray[np.float64]) -> int:

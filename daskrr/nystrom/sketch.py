@@ -22,18 +22,11 @@ from daskrr.engine.scheduler import Algebra
 from daskrr.errors import InvalidData
 from daskrr.kernels import Kernel
 from daskrr.numerics import blas
-from daskrr.numerics.algebra import kernel_error
-from daskrr.numerics.tiles import (
-    Columns,
-    GramPart,
-    Kept,
-    Scorer,
-    Whitener,
-    fill_tile,
-    gram_block,
-    new_rows_block,
-    score_block,
-)
+from daskrr.numerics.algebra import kernel_error, residual_error, shift_of
+from daskrr.numerics.bounds import Certainty
+from daskrr.numerics.gram import Draw, GramPart, Kept, Whitener, gram_block
+from daskrr.numerics.score import Leading, Probe, ScoredRows, Scorer, Subset, new_rows_block, score_block
+from daskrr.numerics.tiles import Columns, Pieces, fill_tile
 from daskrr.nystrom.sampling import Landmarks
 
 
@@ -66,51 +59,98 @@ def _cast(factor: NDArray[np.float64], dtype: np.dtype) -> NDArray:
         return factor.astype(dtype, copy=False)
 
 
-def _whitener(payload: dict[str, Any], kernel: Kernel, dtype: np.dtype) -> Whitener:
+def whitener_of(payload: dict[str, Any], kernel: Kernel, dtype: np.dtype) -> Whitener:
+    """What pass 1 applies."""
     return Whitener(
         columns=_columns(payload["landmarks"], kernel, dtype),
         diagonal=kernel.diagonal,
         inverse=_cast(payload["factors"][0], dtype),
-        residual_error=2.0 * payload["n_landmarks"] * payload["kernel_error"],
+        residual_error=residual_error(payload["n_landmarks"], payload["kernel_error"]),
     )
 
 
-def _scorer(payload: dict[str, Any], kernel: Kernel, dtype: np.dtype, shift: float) -> Scorer:
-    return Scorer(
-        columns=_columns(payload["landmarks"], kernel, dtype),
-        diagonal=kernel.diagonal,
-        factors=tuple(_cast(factor, dtype) for factor in payload["factors"]),
-        shift=shift,
-        residual_error=2.0 * payload["n_landmarks"] * payload["kernel_error"],
-    )
+@dataclass(frozen=True)
+class Reading:
+    """What pass 2 shall find out: the kernel, the ridges as n·λ, and how certain one may be about the result."""
+
+    kernel: Kernel
+    dtype: np.dtype
+    shifts: tuple[float, ...]
+    certainty: Certainty | None = None
+    landmark_rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def scorer(self, payload: dict[str, Any], probe: dict[str, Any] | None) -> Scorer:
+        """What pass 2 applies."""
+        kernel, dtype, shifts = self.kernel, self.dtype, np.array(self.shifts)
+        leading, subset = payload.get("leading"), payload.get("subset")
+        return Scorer(
+            columns=_columns(payload["landmarks"], kernel, dtype),
+            diagonal=kernel.diagonal,
+            factors=tuple(_cast(factor, dtype) for factor in payload["factors"]),
+            readings=self._readings(payload["eigenvalues"], shifts),
+            shifts=shifts,
+            residual_error=residual_error(payload["n_landmarks"], payload["kernel_error"]),
+            probe=None if probe is None else Probe(
+                kernel.columns(probe["X"], dtype), _cast(probe["coefficients"], dtype), probe["X"], probe["rows"],
+                probe["weights"], probe["scale"],
+            ),
+            leading=None if leading is None else Leading(_cast(leading[0], dtype), *leading[1:]),
+            subset=Subset(tuple(_cast(one, dtype) for one in subset), self.landmark_rows) if subset else None,
+            certainty=self.certainty,
+        )  # fmt: skip
+
+    def _readings(self, eigenvalues: NDArray[np.float64] | None, shifts: NDArray[np.float64]) -> NDArray | None:
+        """By what the squares of a row's coordinates are multiplied: l̃, and what the bounds need besides."""
+        if eigenvalues is None:
+            return None
+        S = eigenvalues[:, None]
+        columns = [1.0 / (S + shifts)]
+        if self.certainty is not None:
+            columns += [S / (S + shifts) ** 2, 1.0 / (S + shifts + self.certainty.delta)]
+        return _cast(np.hstack(columns), self.dtype)
 
 
-def gram_task(kernel: Kernel, dtype: np.dtype, payload: dict[str, Any], source: Any, start: int) -> GramPart:
-    """Pass 1 on one block."""
-    return gram_block(_whitener(payload, kernel, dtype), pieces(source), start)
-
-
-def score_task(
+def gram_task(
     kernel: Kernel,
     dtype: np.dtype,
-    shift: float,
-    then: Callable[[NDArray[np.float64], Kept, int], Any] | None,
+    draws: dict[str, Draw],
+    with_gram: bool,
     payload: dict[str, Any],
     source: Any,
     start: int,
+) -> GramPart:
+    """Pass 1 on one block."""
+    return gram_block(whitener_of(payload, kernel, dtype), pieces(source), start, draws, with_gram)
+
+
+def score_task(
+    reading: Reading,
+    then: Callable[..., Any],
+    payload: dict[str, Any],
+    probe: dict[str, Any] | None,
+    source: Any,
+    start: int,
     kept: Kept,
+    *more: Any,
 ) -> Any:
-    """Pass 2 on one block: scores and estimate, (m, 2), or what ``then`` makes of them."""
-    values = score_block(_scorer(payload, kernel, dtype, shift), pieces(source), start, kept)
-    return values if then is None else then(values, kept, start)
+    """What ``then`` makes of pass 2 on one block."""
+    return then(score_block(reading.scorer(payload, probe), pieces(source), start, kept), start, *more)
+
+
+def score_new_rows(
+    reading: Reading, payload: dict[str, Any], probe: dict[str, Any] | None, parts: Pieces, start: int
+) -> ScoredRows:
+    """Everything about rows whose residuals are not known yet; intervals hold for rows of the data alone."""
+    whitener = whitener_of(payload, reading.kernel, reading.dtype)
+    return new_rows_block(whitener, reading.scorer(payload, probe), parts, start)
 
 
 def new_rows_task(
-    kernel: Kernel, dtype: np.dtype, shift: float, payload: dict[str, Any], source: Any, start: int
+    reading: Reading, payload: dict[str, Any], probe: dict[str, Any] | None, source: Any, start: int
 ) -> NDArray[np.float64]:
-    """Scores, estimate and residual (m, 3) of rows that pass 1 has not seen."""
-    whitener, scorer = _whitener(payload, kernel, dtype), _scorer(payload, kernel, dtype, shift)
-    return new_rows_block(whitener, scorer, pieces(source), start)
+    """Scores, estimates and residual of rows that pass 1 has not seen, side by side."""
+    found = score_new_rows(reading, payload, probe, pieces(source), start)
+    return np.column_stack([found.scores, found.estimate, found.facts.residual])
 
 
 @dataclass(frozen=True, repr=False)
@@ -121,17 +161,19 @@ class NystromSketch:
     ----------
     kernel
         With every parameter resolved.
-    ridge, shift
-        λ, and n·λ with the n of the data that it was fitted to.
+    ridges, single
+        λ, one or several, and whether it was given as a number.
     landmarks
         The rows drawn, duplicates merged.
     rank
         How many of them are linearly independent at working precision.
+    certainty
+        What is certain about the scores of the data that it was fitted to, or None.
     """
 
     kernel: Kernel
-    ridge: float
-    shift: float
+    ridges: tuple[float, ...]
+    single: bool
     n_rows: int
     n_features: int
     dtype: np.dtype
@@ -139,9 +181,33 @@ class NystromSketch:
     run: str
     algebra: Algebra = field(compare=False)
     rank: int
+    pivots: NDArray[np.int64]
+    kernel_error: float
+    probe: Any = field(default=None, compare=False)
+    certainty: Certainty | None = None
+
+    @property
+    def shifts(self) -> tuple[float, ...]:
+        """n·λ for every ridge, with the n of the data that the sketch was fitted to."""
+        return tuple(shift_of(self.n_rows, ridge) for ridge in self.ridges)
+
+    @property
+    def reading(self) -> Reading:
+        """What pass 2 shall find out."""
+        return Reading(self.kernel, self.dtype, self.shifts, self.certainty, self.pivots)
+
+    @property
+    def ridge_text(self) -> str:
+        """The ridges, for people."""
+        return ", ".join(f"{ridge:g}" for ridge in self.ridges)
+
+    @property
+    def residual_error(self) -> float:
+        """Round-off that a residual may carry, as a multiple of k_ii."""
+        return residual_error(len(self.landmarks.indices), self.kernel_error)
 
     def scores(self, X_new: Any) -> da.Array:
-        """Lazy scores (m,) of new rows (m, d): the Nyström score that each would have among the data.
+        """Lazy scores (m,), (m, L) for a list of ridges, of new rows (m, d): what each would have among the data.
 
         Examples
         --------
@@ -151,15 +217,21 @@ class NystromSketch:
         >>> result.sketch.scores(X[:3] + 0.1).compute().shape
         (3,)
         """
-        return self._evaluate(X_new)[:, 0]
+        return self.pick(self._evaluate(X_new), 0)
 
     def estimate(self, X_new: Any) -> da.Array:
-        """Lazy point estimates (m,) of new rows, corrected by the part of each that no landmark explains."""
-        return self._evaluate(X_new)[:, 1]
+        """Lazy point estimates of new rows, corrected by the part of each that no landmark explains."""
+        return self.pick(self._evaluate(X_new), 1)
 
     def residual(self, X_new: Any) -> da.Array:
         """Lazy residuals (m,) of new rows: k(x, x) minus what the landmarks explain of it."""
-        return self._evaluate(X_new)[:, 2]
+        return self._evaluate(X_new)[:, -1]
+
+    def pick(self, array: da.Array, number: int) -> da.Array:
+        """One quantity of several that stand side by side, each with a column for every ridge."""
+        if self.single:
+            return array[:, number]
+        return array[:, number * len(self.ridges) : (number + 1) * len(self.ridges)]
 
     def _evaluate(self, X_new: Any) -> da.Array:
         rows = open_rows(X_new, name="X_new")
@@ -167,23 +239,26 @@ class NystromSketch:
             raise InvalidData(f"X_new has {rows.shape[1]} features; the sketch was fitted to {self.n_features}.")
         blocks = split(rows.n_rows, block_rows(max(self.rank, 1), rows))
         payload = self.algebra.payload("new rows")
-        work = partial(new_rows_task, self.kernel, self.dtype, self.shift)
+        work = partial(new_rows_task, Reading(self.kernel, self.dtype, self.shifts))
         reading = uuid.uuid4().hex
         rows = rows.anew(f"new-rows-{reading}")
         tasks = [
             task(
-                "score-new-rows", reading, b.index, work, payload, rows.source(b.start, b.stop), b.start,
+                "score-new-rows", reading, b.index, work, payload, self.probe, rows.source(b.start, b.stop), b.start,
             )
             for b in blocks
         ]  # fmt: skip
-        return as_array(f"new-rows-{reading}", tasks, blocks, 3)
+        return as_array(f"new-rows-{reading}", tasks, blocks, 2 * len(self.ridges) + 1)
 
-    def gram_tasks(self, payload: Any, rows: Rows, blocks: Sequence[Block]) -> Iterator[Delayed]:
+    def gram_tasks(
+        self, payload: Any, rows: Rows, blocks: Sequence[Block], draws: dict[str, Draw], with_gram: bool
+    ) -> Iterator[Delayed]:
         """The tasks of pass 1, to which ``payload`` is the factor of W."""
-        work = partial(gram_task, self.kernel, self.dtype)
+        work = partial(gram_task, self.kernel, self.dtype, draws, with_gram)
         rows = rows.anew(f"gram-{self.run}")
+        name = "gram" if with_gram else "residual"
         for b in blocks:
-            yield task("gram", self.run, b.index, work, payload, rows.source(b.start, b.stop), b.start)
+            yield task(name, self.run, b.index, work, payload, rows.source(b.start, b.stop), b.start)
 
     def score_tasks(
         self,
@@ -192,28 +267,32 @@ class NystromSketch:
         blocks: Sequence[Block],
         kept: Sequence[Any],
         use: str,
-        then: Callable[[NDArray[np.float64], Kept, int], Any] | None = None,
+        then: Callable[..., Any],
+        more: Sequence[Any] | None = None,
     ) -> Iterator[Delayed]:
         """The tasks of pass 2 for one use, with the factors in ``payload`` and what pass 1 kept of each block.
 
-        ``then`` is called with a block's scores and estimate, what was kept of it, and its first row, in the same task.
+        ``then`` is called with a block's :class:`ScoredRows`, its first row and what ``more`` has for it, in the same
+        task.
         """
-        work = partial(score_task, self.kernel, self.dtype, self.shift, then)
+        work = partial(score_task, self.reading, then)
         rows = rows.anew(f"{use}-{self.run}")
         for b, kept_block in zip(blocks, kept, strict=True):
             source = rows.source(b.start, b.stop)
-            yield task("score-rows", f"{self.run}-{use}", b.index, work, payload, source, b.start, kept_block)
+            extra = [] if more is None else [more[b.index]]
+            given = (payload, self.probe, source, b.start, kept_block, *extra)
+            yield task("score-rows", f"{self.run}-{use}", b.index, work, *given)
 
     def __repr__(self) -> str:
         return (
-            f"NystromSketch({self.kernel!r}, ridge={self.ridge:g}, {len(self.landmarks.indices)} landmarks of rank "
+            f"NystromSketch({self.kernel!r}, ridge={self.ridge_text}, {len(self.landmarks.indices)} landmarks of rank "
             f"{self.rank}, fitted to {self.n_rows:,} rows × {self.n_features} features, {self.dtype} tiles)"
         )
 
     def _repr_html_(self) -> str:
         rows = {
             "kernel": repr(self.kernel),
-            "ridge λ": f"{self.ridge:g}",
+            "ridge λ": self.ridge_text,
             "landmarks": f"{len(self.landmarks.indices):,} distinct, rank {self.rank:,}",
             "fitted to": f"{self.n_rows:,} rows × {self.n_features} features",
             "factors kept by": self.algebra.place,

@@ -1,0 +1,222 @@
+"""The arguments of a run, checked before any long work."""
+
+import math
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from daskrr.engine.passes import Executor, executor
+from daskrr.engine.plan import Plan, Work, Workers, make_plan
+from daskrr.engine.rows import Rows, open_rows
+from daskrr.errors import InvalidParameter, check_count
+from daskrr.kernels import Kernel, as_kernel
+from daskrr.nystrom.audit import AUDIT_ROWS
+from daskrr.nystrom.pass1 import Settings
+from daskrr.nystrom.rounds import FIRST_SHARE, Scheme, round_sizes
+from daskrr.nystrom.sampling import check_seed, without_probabilities
+from daskrr.nystrom.selection import check_sampling
+
+# Importance sampling wants scores up to a constant factor, and this is one.
+DEFAULT_TOLERANCE = 0.5
+DEFAULT_MAX_LANDMARKS = 2000
+FIRST_ROUND = 128
+GROWTH = 2
+
+
+@dataclass(frozen=True)
+class Options:
+    """The keyword arguments of :func:`leverage_scores`, with their defaults."""
+
+    sampling: Any = "residual"
+    tolerance: float | None = None
+    absolute_tolerance: float | None = None
+    max_landmarks: int | None = None
+    score_floor: float | None = None
+    certify: bool = False
+    failure_probability: float = 1e-6
+    audit_rows: int = AUDIT_ROWS
+    subset_bound: bool = False
+    rounds: int = 3
+    replacement: bool | None = None
+    epsilon: float = 0.1
+    sketch_ridge: float | None = None
+    random_state: int | None = None
+    dtype: DTypeLike = "float64"
+    missing_chunks: str = "refuse"
+    block_rows: int | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """When to stop adding landmarks: the sizes of the rounds, and what a tight interval is."""
+
+    sizes: tuple[int, ...]
+    relative: float | None
+    absolute: float | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """Checked arguments of a run."""
+
+    name: str
+    rows: Rows
+    settings: Settings
+    scheme: Scheme
+    target: Target | None
+    certify: bool
+    failure_probability: float
+    score_floor: float | None
+    missing_chunks: str
+    plan: Plan
+    executor: Executor
+    began: float = field(default_factory=time.perf_counter)
+
+
+def prepare(
+    X: Any, kernel: Any, ridge: Any, n_landmarks: int | None, options: Options, workers: int | None = None
+) -> Job:
+    """Check every argument and make the plan; reads nothing but metadata."""
+    ridges, single = _check_ridges(ridge)
+    gamma = options.sketch_ridge
+    if gamma is not None and gamma != 0:
+        gamma = _check_positive("sketch_ridge", gamma)
+    kernel, dtype = as_kernel(kernel), _check_dtype(options.dtype)
+    rows = open_rows(X, missing_chunks=options.missing_chunks)
+    kernel.check_features(rows.shape[1])
+    target = _check_target(options, n_landmarks, rows.n_rows)
+    scheme = _check_scheme(options, n_landmarks, rows.n_rows, target)
+    if gamma:
+        _check_probabilities(scheme)
+    name = uuid.uuid4().hex
+    where = executor(name)
+    on = Workers.of(where) if workers is None else Workers.embedded(check_count("workers", workers))
+    certify = bool(options.certify) or target is not None
+    rho = _check_probability(options.failure_probability)
+    work = _work(kernel, scheme, target, len(ridges), certify and rho > 0)
+    made = make_plan(rows, dtype, work, options.block_rows, on)
+    settings = Settings(
+        kernel, ridges, single, dtype, gamma or None, work.n_landmarks, made.scheduler_bytes,
+        with_subset=bool(options.subset_bound) and certify,
+    )  # fmt: skip
+    floor = None if options.score_floor is None else _check_positive("score_floor", options.score_floor)
+    return Job(name, rows, settings, scheme, target, certify, rho, floor, options.missing_chunks, made, where)
+
+
+def _check_ridges(ridge: Any) -> tuple[tuple[float, ...], bool]:
+    """The ridges, and whether one was given as a number."""
+    if not isinstance(ridge, (Sequence, np.ndarray)) or isinstance(ridge, str) or np.ndim(ridge) == 0:
+        return (_check_positive("ridge", ridge if not isinstance(ridge, np.ndarray) else ridge[()]),), True
+    found = tuple(_check_positive("every ridge", one) for one in ridge)
+    if not found:
+        raise InvalidParameter("ridge must be a number or a list of numbers, got an empty list")
+    twice = [one for one in found if found.count(one) > 1]
+    if twice:
+        raise InvalidParameter(f"ridge {twice[0]:g} is in the list {found.count(twice[0])} times; give each ridge once")
+    return found, False
+
+
+def _check_positive(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise InvalidParameter(f"{name} must be a number, got {value!r}")
+    number = float(value)
+    if not (number > 0 and math.isfinite(number)):
+        raise InvalidParameter(f"{name} must be positive and finite, got {value!r}")
+    return number
+
+
+def _check_probability(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)) or not 0 <= value < 1:
+        raise InvalidParameter(f"failure_probability must be a number from 0 up to, not including, 1; got {value!r}")
+    return float(value)
+
+
+def _check_dtype(dtype: DTypeLike) -> np.dtype:
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = np.dtype(object)
+    if found not in (np.dtype(np.float64), np.dtype(np.float32)):
+        raise InvalidParameter(f"dtype must be 'float64' or 'float32', got {dtype!r}")
+    return found
+
+
+def _check_target(options: Options, n_landmarks: int | None, n_rows: int) -> Target | None:
+    """The tolerance to be met, or None where the number of landmarks is given."""
+    relative, absolute = (
+        None if value is None else _check_positive(name, value)
+        for name, value in (("tolerance", options.tolerance), ("absolute_tolerance", options.absolute_tolerance))
+    )
+    wanted = relative is not None or absolute is not None
+    if n_landmarks is not None or not isinstance(options.sampling, str):
+        if wanted or options.max_landmarks is not None:
+            raise InvalidParameter(
+                "tolerance and max_landmarks choose the number of landmarks; leave n_landmarks and given landmarks out."
+            )
+        return None
+    if options.sampling != "residual":
+        raise InvalidParameter(
+            f"n_landmarks is needed with sampling={options.sampling!r}. Only sampling='residual' finds the number of "
+            "landmarks by itself, to meet a tolerance."
+        )
+    most = (
+        DEFAULT_MAX_LANDMARKS if options.max_landmarks is None else check_count("max_landmarks", options.max_landmarks)
+    )
+    first = min(FIRST_ROUND, n_rows)
+    if most < first:
+        raise InvalidParameter(f"max_landmarks must be at least {first}, the size of the first round; got {most}")
+    sizes = [first]
+    while sizes[-1] < min(most, n_rows):
+        sizes.append(min(GROWTH * sizes[-1], most, n_rows))
+    return Target(tuple(sizes), relative if wanted else DEFAULT_TOLERANCE, absolute)
+
+
+def _check_scheme(options: Options, n_landmarks: int | None, n_rows: int, target: Target | None) -> Scheme:
+    sampling = check_sampling(options.sampling, n_rows)
+    size: int | None
+    if target is not None:
+        size = target.sizes[-1]
+    elif n_landmarks is None and isinstance(sampling, np.ndarray):
+        size = None
+    elif n_landmarks is None:
+        raise InvalidParameter("n_landmarks, the number of draws, is needed with probabilities.")
+    else:
+        size = check_count("n_landmarks", n_landmarks)
+    replacement = options.replacement
+    if replacement is None:
+        replacement = not (isinstance(sampling, str) and sampling == "residual")
+    epsilon = _check_positive("epsilon", options.epsilon)
+    return Scheme(
+        sampling, size, check_count("rounds", options.rounds), bool(replacement), epsilon,
+        check_count("audit_rows", options.audit_rows), check_seed(options.random_state),
+    )  # fmt: skip
+
+
+def _check_probabilities(scheme: Scheme) -> None:
+    """Refuse landmarks without probabilities, which L_γ needs."""
+    if isinstance(scheme.sampling, np.ndarray) or scheme.sampling == "residual" or not scheme.replacement:
+        raise without_probabilities()
+
+
+def _work(kernel: Kernel, scheme: Scheme, target: Target | None, n_ridges: int, audited: bool) -> Work:
+    """What the plan has to count."""
+    size = scheme.size if scheme.size is not None else max(1, len(scheme.sampling))  # type: ignore[arg-type]
+    residual_rounds: list[int] = []
+    full_rounds: list[int] = []
+    if target is not None:
+        full_rounds = list(target.sizes[:-1])
+    elif isinstance(scheme.sampling, str) and scheme.sampling == "residual":
+        residual_rounds = round_sizes(size, scheme.rounds)[:-1]
+    elif isinstance(scheme.sampling, str) and scheme.sampling == "leverage":
+        full_rounds = [max(1, size // FIRST_SHARE)]
+    named = isinstance(scheme.sampling, str)
+    weighs = isinstance(scheme.sampling, Rows) or (
+        named and scheme.sampling != "uniform" and not kernel.constant_diagonal
+    )  # fmt: skip
+    audit_rows = scheme.audit_rows if audited else 0
+    return Work(size, n_ridges, weighs, tuple(residual_rounds), tuple(full_rounds), audit_rows)

@@ -1,0 +1,140 @@
+"""Pass 1 and the small algebra, up to a result whose scores are computed when they are asked for."""
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import dask
+import distributed
+import numpy as np
+import scipy
+import zarr
+
+from daskrr import __version__
+from daskrr.arguments import Job
+from daskrr.engine.passes import Run
+from daskrr.numerics.algebra import check_resolution
+from daskrr.numerics.tiles import tile_rows
+from daskrr.nystrom.audit import Audit, audit, audit_draws, certainty_of, make_probe, probe_draw
+from daskrr.nystrom.certificates import Goal
+from daskrr.nystrom.pass1 import Chosen, FirstPass, Settings, first_pass, whiten
+from daskrr.nystrom.rounds import landmark_draw
+from daskrr.nystrom.selection import Weighing
+from daskrr.nystrom.sketch import NystromSketch
+from daskrr.result import LeverageResult, Proof, as_given
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Where a run that grows stands: the round, how many landmarks come next, and what this one may spend."""
+
+    round: int
+    following: int
+    failure_probability: float
+    audit_rows: int
+    n_rounds: int = 1
+
+    @property
+    def title(self) -> str:
+        """What the progress bar says."""
+        return "pass 1: gram" if self.n_rounds == 1 else f"round {self.round + 1} of at most {self.n_rounds}: gram"
+
+
+def fit(
+    job: Job, run: Run, settings: Settings, chosen: Chosen, weighing: Weighing | None, pace: Pace | None = None
+) -> tuple[LeverageResult, FirstPass]:
+    """Whiten the landmarks, run pass 1, factor the Gram matrix, and audit what is left."""
+    seed = job.scheme.seed
+    pace = pace or Pace(0, 0, job.failure_probability, job.scheme.audit_rows)
+    audit_rows = pace.audit_rows if job.certify and pace.failure_probability > 0 else 0
+    sketch, whitened = whiten(run, f"{run.name}-{pace.round}" if job.target else run.name, settings, chosen)
+    draws = probe_draw(seed, pace.round) | audit_draws(seed, pace.round, audit_rows)
+    if pace.following:
+        draws |= landmark_draw(seed, pace.round + 1, pace.following)
+    first = first_pass(run, sketch, draws, title=pace.title)
+    mean = first.totals.diagonal / sketch.n_rows
+    share = check_resolution(sketch.kernel_error, mean, settings.smallest, sketch.rank, settings.dtype)
+    parameters = {
+        "dtype": str(settings.dtype), "n_rows": sketch.n_rows, "ridges": list(settings.ridges), "leading": job.certify,
+    }  # fmt: skip
+    ridged = sketch.algebra.perform("add_ridge", first.gram, parameters)
+    sketch = replace(sketch, probe=make_probe(run, sketch, first, seed, pace.round))
+    proof = None
+    if job.certify:
+        found = audit(run, sketch, first, audit_rows, pace.failure_probability, seed, pace.round)
+        # What all rounds together may spend, since one looks at each to choose whether to stop.
+        found = replace(found, failure_probability=job.failure_probability if audit_rows else 0.0)
+        sketch = replace(sketch, certainty=certainty_of(sketch, found, ridged["score_errors"]))
+        proof = _proof(job, sketch, found, first, ridged, weighing)
+    summary = _summary(job, sketch, whitened, ridged, first, share)
+    return LeverageResult(run.rows, run.blocks, sketch, first.kept, run.executor, job.plan, summary, proof), first
+
+
+def _proof(
+    job: Job, sketch: NystromSketch, found: Audit, first: FirstPass, ridged: dict[str, Any], weighing: Weighing | None
+) -> Proof:
+    dimensions = tuple(ridged["effective_dimensions"])
+    n, target, scheme = sketch.n_rows, job.target, job.scheme
+    floors = tuple(job.score_floor or value / n for value in dimensions)
+    goal = Goal(floors) if target is None else Goal(floors, target.relative, target.absolute)
+    chances: Any = None
+    total = float(n)
+    if scheme.replacement and weighing is not None:
+        chances, total = weighing.handles, weighing.total
+    elif scheme.replacement and isinstance(scheme.sampling, str) and scheme.sampling in ("uniform", "diagonal"):
+        chances = "uniform"  # by the diagonal too, if that is constant
+    return Proof(found, first.totals, dimensions, goal, job.failure_probability, chances, total)
+
+
+def _summary(
+    job: Job,
+    sketch: NystromSketch,
+    whitened: dict[str, Any],
+    ridged: dict[str, Any],
+    first: FirstPass,
+    share: float,
+) -> dict[str, Any]:
+    """Every parameter, version and figure of the run, ready for JSON."""
+    scheme, single = job.scheme, sketch.single
+    return {
+        "parameters": {
+            "input": job.rows.origin,
+            "kernel": sketch.kernel.to_spec(),
+            "ridge": as_given(sketch.ridges, single),
+            "n_landmarks": sketch.landmarks.n_draws,
+            "sampling": scheme.sampling if isinstance(scheme.sampling, str) else "given",
+            "replacement": scheme.replacement,
+            "rounds": scheme.rounds,
+            "epsilon": scheme.epsilon,
+            "certify": job.certify,
+            "failure_probability": job.failure_probability,
+            "sketch_ridge": job.settings.sketch_ridge,
+            "random_state": scheme.seed,
+            "dtype": str(sketch.dtype),
+            "missing_chunks": job.missing_chunks,
+            "block_rows": job.plan.block_rows,
+            "tile_rows": tile_rows(sketch.rank),
+        },
+        "n_rows": job.rows.n_rows,
+        "n_features": job.rows.shape[1],
+        "distinct_landmarks": len(sketch.landmarks.indices),
+        "rank": sketch.rank,
+        "effective_dimension": as_given(ridged["effective_dimensions"], single),
+        "trace": first.totals.diagonal,
+        "residual_sum": first.totals.residual,
+        "diagonal_shift": whitened["shift"],
+        "smallest_pivot": whitened["smallest_pivot"] if sketch.rank else None,
+        "kernel_error": whitened["kernel_error"],
+        "score_error": as_given(ridged["score_errors"], single),
+        "roundoff_share_of_ridge": share,
+        "gram_norm": ridged["gram_norm"],
+        "combined_factor": ridged["combined"],
+        "algebra": {"place": sketch.algebra.place, "whiten": whitened["where"], "ridge": ridged["where"]},
+        "versions": _versions(),
+        "seconds": {"pass 1": time.perf_counter() - job.began},
+    }
+
+
+def _versions() -> dict[str, str]:
+    modules = {"numpy": np, "scipy": scipy, "dask": dask, "distributed": distributed, "zarr": zarr}
+    return {"daskrr": __version__} | {name: module.__version__ for name, module in modules.items()}

@@ -1,0 +1,101 @@
+"""Landmarks added round by round until every interval is tight enough."""
+
+import logging
+import math
+import time
+from dataclasses import replace
+from typing import Any
+
+from daskrr.arguments import Job, Target
+from daskrr.engine.passes import Run
+from daskrr.fitting import Pace, fit
+from daskrr.nystrom.certificates import Certificate
+from daskrr.nystrom.pass1 import Chosen, Settings
+from daskrr.nystrom.rounds import first_landmarks, grow
+from daskrr.result import LeverageResult
+
+log = logging.getLogger("daskrr")
+
+# If more than this share of the tolerance is owed to the size of the audit, the next one is larger.
+AUDIT_SHARE = 0.5
+MAX_AUDIT_ROWS = 4000
+
+
+def grow_until_tight(job: Job, run: Run, settings: Settings, target: Target) -> LeverageResult:
+    """Add landmarks by residual until every interval is tight enough; each round pays its share of the probability."""
+    chosen = first_landmarks(run, settings, target.sizes[0], job.scheme.seed, replacement=False)
+    n_rounds = len(target.sizes)
+    pace = Pace(0, 0, job.failure_probability / n_rounds, job.scheme.audit_rows, n_rounds)
+    history: list[dict[str, Any]] = []
+    for number, size in enumerate(target.sizes):
+        following = target.sizes[number + 1] - size if number + 1 < n_rounds else 0
+        pace = replace(pace, round=number, following=following)
+        result, first = fit(job, run, settings, chosen, None, pace)
+        history.append(_log_round(job, result, pace))
+        hopeless = following and result.misses_among(first)
+        larger = grow(run, chosen, first.drawn, following, job.scheme.seed, number + 1) if following else chosen
+        if larger is chosen or not hopeless:
+            verdict = _verdict(target, settings, result.measure(run.report), chosen)
+            if verdict["met"] or larger is chosen:
+                break
+        chosen, pace = larger, replace(pace, audit_rows=_next_audit(result, pace, target))
+    if not verdict["met"]:
+        log.warning(verdict["text"])
+    result.summary |= {"rounds": history, "tolerance": verdict}
+    return result
+
+
+def _log_round(job: Job, result: LeverageResult, pace: Pace) -> dict[str, Any]:
+    """Tell where a round stands, by what pass 1 and the audit know."""
+    decides = result.sketch.ridges.index(min(result.sketch.ridges))
+    deviation = result.audit.delta / result.sketch.shifts[decides]
+    low, high = result.effective_dimension_bounds[decides]
+    seconds = time.perf_counter() - job.began
+    p = len(result.sketch.landmarks.indices)
+    log.info(
+        "round %d of at most %d: p = %d, delta/nλ = %.3g, effective dimension in [%.6g, %.6g], %d audit rows, %.1f s",
+        pace.round + 1, pace.n_rounds, p, deviation, low, high, result.audit.rows, seconds,
+    )  # fmt: skip
+    return {
+        "landmarks": p,
+        "deviation": deviation,
+        "effective_dimension": [low, high],
+        "audit_rows": result.audit.rows,
+        "failure_probability": pace.failure_probability,
+        "seconds": seconds,
+    }
+
+
+def _verdict(target: Target, settings: Settings, certificate: Certificate, chosen: Chosen) -> dict[str, Any]:
+    """Whether the tolerance is met at the smallest ridge, and what to say if not."""
+    decides = settings.ridges.index(settings.smallest)
+    misses, p = certificate.misses[decides], len(chosen.landmarks.indices)
+    relative, absolute = certificate.relative_width[decides], certificate.absolute_width[decides]
+    forms = (("upper/lower − 1", target.relative), ("upper − lower", target.absolute))
+    asked = " or ".join(f"{form} ≤ {value}" for form, value in forms if value is not None)
+    if misses:
+        text = (
+            f"stopped at {p} landmarks with {misses} rows wider than asked ({asked}); the widest interval has "
+            f"upper/lower − 1 = {relative:.3g}, upper − lower = {absolute:.3g}. Raise max_landmarks, the ridge or the "
+            "tolerance."
+        )
+    else:
+        text = f"every row that the tolerance is about meets {asked}, with {p} landmarks."
+    return {
+        "met": not misses,
+        "relative": target.relative,
+        "absolute": target.absolute,
+        "relative_width": relative if math.isfinite(relative) else None,
+        "absolute_width": absolute,
+        "misses": misses,
+        "text": text,
+    }
+
+
+def _next_audit(result: LeverageResult, pace: Pace, target: Target) -> int:
+    """More audit rows where their number, not the landmarks, would keep the next round from its tolerance."""
+    if not pace.failure_probability:
+        return pace.audit_rows
+    allowed = AUDIT_SHARE * (target.relative or target.absolute or 1.0) * min(result.sketch.shifts)
+    needed = result.audit.weight * math.log(1.0 / pace.failure_probability) / allowed
+    return max(pace.audit_rows, min(int(needed), MAX_AUDIT_ROWS))

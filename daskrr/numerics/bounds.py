@@ -1,0 +1,175 @@
+"""What is certain about a score, and the best guess between: bounds and estimates from a few numbers per row.
+
+With E = K − L, the part of the kernel matrix that the landmarks do not explain, and delta ≥ ‖E‖, the exact score of a
+row lies between functions of its approximate score, its residual E_ii and delta. Every bound budgets for round-off.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+UPPER_BOUNDS = ("diagonal", "deviation", "residual", "subset")
+LOWER_BOUNDS = ("score", "residual")
+
+# Ends that cross by more than this are not an interval, so that something else is wrong.
+CROSSING = 1e-9
+
+
+@dataclass(frozen=True)
+class Certainty:
+    """What the bounds of all rows share.
+
+    Attributes
+    ----------
+    delta
+        No eigenvalue of K − L is larger, round-off included, with the probability that the audit states.
+    noise
+        Round-off of the kernel's entries may lift L above K by this multiple of the identity.
+    residual_error
+        Round-off of a residual, as a multiple of the row's k_ii.
+    score_errors
+        (L,) relative round-off of a score, for each ridge.
+    """
+
+    delta: float
+    noise: float
+    residual_error: float
+    score_errors: NDArray[np.float64]
+
+    def without_roundoff(self) -> "Certainty":
+        """The same with exact arithmetic."""
+        return Certainty(max(0.0, self.delta - self.noise), 0.0, 0.0, np.zeros_like(self.score_errors))
+
+
+@dataclass(frozen=True)
+class RowFacts:
+    """What the passes know about some rows, for each of L ridges.
+
+    Attributes
+    ----------
+    scores
+        (m, L) approximate scores l̃.
+    captured
+        (m, L) Σ_j z_j² S_j/(S_j + n·λ)², or an upper bound of it.
+    shifted
+        (m, L) l̃ at the ridge n·λ + delta, or None where it is not known.
+    subset
+        (m, L) the bound from the landmarks as data of their own, or None.
+    residual, diagonal
+        (m,) E_ii and k_ii.
+    """
+
+    scores: NDArray[np.float64]
+    captured: NDArray[np.float64]
+    shifted: NDArray[np.float64] | None
+    subset: NDArray[np.float64] | None
+    residual: NDArray[np.float64]
+    diagonal: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Certified ends (m, L), and which of ``UPPER_BOUNDS`` and ``LOWER_BOUNDS`` gave each."""
+
+    lower: NDArray[np.float64]
+    upper: NDArray[np.float64]
+    lower_winner: NDArray[np.int8]
+    upper_winner: NDArray[np.int8]
+
+
+def certify(facts: RowFacts, shifts: NDArray[np.float64], certainty: Certainty, check: bool = True) -> Interval:
+    """The tightest of all bounds for each row and ridge, ``shifts`` being n·λ; ends that cross are an error.
+
+    Write o = 1 − l̃ and s for ``captured``. Above: k_ii/(k_ii + nλ); x + (1 − x)·delta/(delta + nλ) with x = l̃, or l̃ at
+    the ridge nλ + delta; and 1 − o²/(o + t) with t = (√e + √(delta·s))²/(nλ). Below: l̃, and
+    l̃ + max(0, √e − √(delta·s))²/(nλ + delta).
+    """
+    delta, error = certainty.delta, certainty.score_errors
+    diagonal = facts.diagonal[:, None] * (1.0 + 4.0 * np.finfo(np.float64).eps)
+    budget = certainty.residual_error * facts.diagonal
+    most = np.sqrt(np.maximum(facts.residual, 0.0) + budget + certainty.noise)[:, None]
+    least = np.sqrt(np.maximum(facts.residual - budget, 0.0))[:, None]
+    high = np.minimum(facts.scores * (1.0 + error), 1.0)
+    low = facts.scores * (1.0 - error)
+    spread = np.sqrt(delta * facts.captured * (1.0 + error))
+    share = delta / (delta + shifts)
+    x = high if facts.shifted is None else np.minimum(facts.shifted * (1.0 + error), high)
+    excess = (most + spread) ** 2 / shifts
+    others = 1.0 - high
+    with np.errstate(invalid="ignore"):
+        by_residual = (others * high + excess) / (others + excess)  # 1 − o²/(o + t) without losing digits
+    candidates = [
+        diagonal / (diagonal + shifts),
+        x + share * (1.0 - x),
+        np.where(others + excess > 0, by_residual, 1.0),
+    ]
+    if facts.subset is not None:
+        candidates.append(facts.subset)
+    upper, upper_winner = _smallest(candidates)
+    lost = certainty.noise / (certainty.noise + shifts)
+    raised = low + np.maximum(0.0, least - spread) ** 2 / (shifts + delta) - lost
+    negated, lower_winner = _smallest([-(low - lost) / (1.0 - lost), -raised])
+    lower = np.maximum(-negated, 0.0)
+    if check:
+        _check_order(lower, upper)
+    return Interval(np.minimum(lower, upper), np.minimum(upper, 1.0), lower_winner, upper_winner)
+
+
+def _smallest(candidates: list[NDArray[np.float64]]) -> tuple[NDArray[np.float64], NDArray[np.int8]]:
+    """Element by element the smallest of the candidates, and its number."""
+    best = np.broadcast_to(candidates[0], np.broadcast_shapes(*(c.shape for c in candidates))).copy()
+    winner = np.zeros(best.shape, np.int8)
+    for number, candidate in enumerate(candidates[1:], 1):
+        better = candidate < best
+        winner[better] = number
+        np.minimum(best, candidate, out=best)
+    return best, winner
+
+
+def _check_order(lower: NDArray[np.float64], upper: NDArray[np.float64]) -> None:
+    crossing = float(np.max(lower - upper, initial=0.0))
+    if crossing > CROSSING:
+        raise ArithmeticError(f"a certified lower end is {crossing:.2g} above its upper end")
+
+
+def estimate(
+    scores: NDArray[np.float64],
+    residual: NDArray[np.float64],
+    shared: NDArray[np.float64] | float,
+    shifts: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Scores (m, L) corrected by the row's residual e (m,), of which other rows share (E²)_ii/e − e = ``shared``.
+
+    Were row i the only one with a residual, its exact score would be 1 − o/(1 + g) with o = 1 − l̃ and g = e·o/(nλ);
+    neighbours with the same residual act like a larger ridge. Written as l̃ + o·g/(1 + g), which loses no digits.
+    """
+    others = 1.0 - scores
+    gain = residual[:, None] * others / (shifts + np.reshape(shared, (-1, 1)))
+    return np.minimum(scores + others * (gain / (1.0 + gain)), 1.0)
+
+
+def deviation_bound(mean: float, total: float, size: int, failure_probability: float) -> float:
+    """Upper bound of the expectation of variables in [0, total], from the ``mean`` of ``size`` independent ones.
+
+    Chernoff and Hoeffding: the y ≥ mean/total with kl(mean/total, y) = log(1/ρ)/size, times the total; found by
+    bisection from above, so that it is never too small.
+    """
+    if failure_probability == 0 or size == 0 or mean >= total or total == 0:
+        return total
+    x, allowed = max(mean, 0.0) / total, math.log(1.0 / failure_probability) / size
+    low, high = x, 1.0
+    for _ in range(100):
+        middle = 0.5 * (low + high)
+        if middle < 1.0 and _divergence(x, middle) < allowed:
+            low = middle
+        else:
+            high = middle
+    return total * high
+
+
+def _divergence(x: float, y: float) -> float:
+    """Kullback–Leibler divergence of coins with chances x and y."""
+    first = x * math.log(x / y) if x > 0 else 0.0
+    return first + (1.0 - x) * (math.log1p(-x) - math.log1p(-y))

@@ -1,0 +1,201 @@
+"""Pass 1 on one block of rows: kernel columns, rows of B, their Gram matrix, residuals, and rows drawn by these."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskrr.errors import KernelNotPositive
+from daskrr.numerics import blas, reservoir
+from daskrr.numerics.reservoir import Order, Reservoir
+from daskrr.numerics.tiles import (
+    LEGAL_OVERFLOW,
+    BlockReader,
+    Columns,
+    Diagonal,
+    Pieces,
+    check_overflow,
+    fill_tile,
+    scratch_tile,
+    tiles_of,
+)
+
+# A residual of so many times its round-off budget or less is taken for none.
+NO_RESIDUAL = 8.0
+
+# A residual below zero by so many times its round-off budget is no round-off. The worst ever seen was 0.9 times.
+NOT_POSITIVE = 100.0
+
+
+@dataclass(frozen=True)
+class Whitener:
+    """Maps rows of X to rows of B: prepared kernel columns of the kept landmarks, and the factor of W."""
+
+    columns: Columns
+    diagonal: Diagonal
+    inverse: NDArray
+    residual_error: float
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What pass 1 keeps of a block for pass 2: 8 bytes a row and a checksum."""
+
+    residual: NDArray[np.float64]
+    checksum: int
+
+    def __sizeof__(self) -> int:
+        return self.residual.nbytes
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over rows: of k_ii, of residuals above zero; and the extreme residuals."""
+
+    diagonal: float
+    residual: float
+    largest: float
+    smallest: float
+
+    def __add__(self, other: "Totals") -> "Totals":
+        return Totals(
+            self.diagonal + other.diagonal,
+            self.residual + other.residual,
+            max(self.largest, other.largest),
+            min(self.smallest, other.smallest),
+        )
+
+
+@dataclass(frozen=True)
+class GramPart:
+    """Result of pass 1 on some rows: the lower triangle of their Gram matrix, sums, and rows drawn by name."""
+
+    gram: NDArray[np.float64]
+    kept: Kept | None
+    totals: Totals
+    drawn: dict[str, Reservoir]
+
+    def __sizeof__(self) -> int:
+        kept = 0 if self.kept is None else self.kept.__sizeof__()
+        return self.gram.nbytes + kept + sum(one.__sizeof__() for one in self.drawn.values())
+
+
+def any_row(residual: NDArray[np.float64], error: NDArray[np.float64]) -> NDArray[np.float64]:
+    """All rows weigh the same."""
+    return np.ones_like(residual)
+
+
+def no_less_than_residual(residual: NDArray[np.float64], error: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The residual, but never less than the true one, whatever round-off did to it."""
+    return np.maximum(residual, 0.0) + error
+
+
+def clear_residual(residual: NDArray[np.float64], error: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The residual where it is not mere round-off."""
+    return np.where(residual > NO_RESIDUAL * error, residual, 0.0)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Rows to draw while they pass by: the first ``size`` of an order, weighted by residual and its round-off."""
+
+    order: Order
+    size: int
+    weigh: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
+
+
+@LEGAL_OVERFLOW
+@blas.one_thread()
+def gram_block(
+    whitener: Whitener,
+    pieces: Pieces,
+    first_row: int,
+    draws: dict[str, Draw] | None = None,
+    with_gram: bool = True,
+) -> GramPart:
+    """Pass 1 on one block (Algorithm, step 3): C → B → G += BᵀB, and the residual k_ii − ‖b_i‖².
+
+    Raises
+    ------
+    InvalidData
+        NaN or infinity in the rows, or in their kernel values.
+    """
+    rank, dtype = len(whitener.inverse), whitener.inverse.dtype
+    reader = BlockReader(pieces, first_row)
+    size = rank if with_gram else 0
+    gram = np.zeros((size, size))
+    part = gram if dtype == np.float64 else np.empty((size, size), dtype)
+    residuals: list[NDArray] = [np.empty(0)]
+    diagonals: list[NDArray] = [np.empty(0)]
+    drawn: dict[str, Reservoir] = {}
+    for piece in reader:
+        diagonal = whitener.diagonal(piece)
+        found: list[NDArray] = []
+        for rows in tiles_of(piece, rank):
+            B = scratch_tile(rows.stop - rows.start, rank, dtype)
+            fill_tile(whitener.columns, piece[rows], B)
+            blas.multiply_rows(whitener.inverse, B)
+            found.append(diagonal[rows] - blas.row_norms(B))
+            if with_gram:
+                _add_gram(B, gram, part)
+        residual = np.concatenate(found) if found else np.empty(0)
+        start = first_row + reader.n_rows - len(piece)
+        check_overflow(residual, start)
+        _check_positive(residual, diagonal, whitener.residual_error, start)
+        drawn = _draw_on(drawn, draws or {}, piece, start, residual, whitener.residual_error * diagonal)
+        residuals.append(residual)
+        diagonals.append(diagonal)
+    residual, diagonal = np.concatenate(residuals), np.concatenate(diagonals)
+    check_overflow(np.diagonal(gram), first_row)
+    totals = Totals(
+        float(diagonal.sum()),
+        float(np.maximum(residual, 0.0).sum()),
+        float(residual.max(initial=-np.inf)),
+        float(residual.min(initial=np.inf)),
+    )
+    return GramPart(gram, Kept(residual, reader.checksum), totals, drawn)
+
+
+@LEGAL_OVERFLOW
+@blas.one_thread()
+def whitened_rows(whitener: Whitener, X: NDArray) -> NDArray[np.float64]:
+    """Rows of B (m, r) of a few rows X (m, d), as pass 1 computes them."""
+    B = np.empty((len(X), len(whitener.inverse)))
+    for rows in tiles_of(X, B.shape[1]):
+        tile = scratch_tile(rows.stop - rows.start, B.shape[1], whitener.inverse.dtype)
+        fill_tile(whitener.columns, X[rows], tile)
+        blas.multiply_rows(whitener.inverse, tile)
+        B[rows] = tile
+    return B
+
+
+def _draw_on(
+    drawn: dict[str, Reservoir], draws: dict[str, Draw], X: NDArray, start: int, residual: NDArray, error: NDArray
+) -> dict[str, Reservoir]:
+    """Every draw after some more rows."""
+    found = {
+        name: Reservoir.of(draw.order, draw.size, draw.weigh(residual, error), start, X) for name, draw in draws.items()
+    }
+    return {name: reservoir.merge([drawn[name], one]) for name, one in found.items()} if drawn else found
+
+
+def _check_positive(residual: NDArray, diagonal: NDArray, error: float, first_row: int) -> None:
+    """Refuse a kernel for which landmarks explain more of a row than there is of it, far beyond round-off."""
+    excess = -residual - NOT_POSITIVE * error * diagonal
+    if len(excess) and excess.max() > 0:
+        worst = int(excess.argmax())
+        raise KernelNotPositive(
+            f"the kernel is not positive semi-definite: the landmarks explain {diagonal[worst] - residual[worst]:.6g} "
+            f"of row {first_row + worst}, whose own k(x, x) is {diagonal[worst]:.6g}. Correct its formula or diagonal."
+        )
+
+
+def _add_gram(B: NDArray, gram: NDArray, part: NDArray) -> None:
+    """Add BᵀB to the float64 ``gram``; a float32 tile sums into ``part`` first."""
+    if part is gram:
+        blas.add_gram(B, gram)
+        return
+    part[...] = 0
+    blas.add_gram(B, part)
+    np.add(gram, part, out=gram)

@@ -1,0 +1,140 @@
+"""From landmarks to a fitted sketch: their kernel matrix, its factor, and pass 1 over the rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from daskrr.engine.passes import Run
+from daskrr.engine.progress import Stage
+from daskrr.engine.scheduler import algebra
+from daskrr.kernels import Kernel
+from daskrr.numerics import reservoir
+from daskrr.numerics.algebra import check_resolution
+from daskrr.numerics.gram import Draw, GramPart, Kept, Totals
+from daskrr.numerics.reservoir import Reservoir
+from daskrr.nystrom.sampling import Landmarks
+from daskrr.nystrom.sketch import NystromSketch, landmark_inputs
+
+# Gram matrices of blocks that one task adds to the sum.
+ADDENDS = 4
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is fitted to the landmarks, whichever they are."""
+
+    kernel: Kernel
+    ridges: tuple[float, ...]
+    single: bool
+    dtype: np.dtype
+    sketch_ridge: float | None
+    n_landmarks: int
+    scheduler_bytes: int
+    with_subset: bool = False
+
+    @property
+    def smallest(self) -> float:
+        """The ridge that decides where one must."""
+        return min(self.ridges)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Landmarks, and a handle of their rows (p, d) in the order of their numbers."""
+
+    landmarks: Landmarks
+    X: Any
+
+
+@dataclass(frozen=True)
+class FirstPass:
+    """What pass 1 leaves: handles of the factor, of G, of what is kept of each block, of the rows drawn; and sums."""
+
+    payload: Any
+    gram: Any
+    kept: list[Any]
+    drawn: Any
+    totals: Totals
+
+
+def whiten(run: Run, name: str, settings: Settings, chosen: Chosen) -> tuple[NystromSketch, dict[str, Any]]:
+    """Form W where the landmarks are, and factor it on the scheduler (Algorithm, step 2)."""
+    n, d = run.rows.shape
+    kernel, dtype, landmarks = settings.kernel, settings.dtype, chosen.landmarks
+    penalty = None if settings.sketch_ridge is None else landmarks.penalty(n, settings.sketch_ridge)
+    inputs = run.executor.apply("landmark-kernel", partial(landmark_inputs, kernel, dtype, penalty), chosen.X)
+    place = algebra(run.executor, name, settings.scheduler_bytes)
+    whitened = place.perform("whiten", inputs, {"dtype": str(dtype), "subset": settings.with_subset})
+    rank = len(whitened["pivots"])
+    if kernel.constant_diagonal:
+        diagonal = float(kernel.diagonal(np.zeros((1, d)))[0])
+        # An earlier round should name a ridge that the last one finds large enough too.
+        most = max(rank, min(settings.n_landmarks, n))
+        check_resolution(whitened["kernel_error"], diagonal, settings.smallest, most, dtype)
+    pivots = landmarks.indices[whitened["pivots"]]
+    sketch = NystromSketch(
+        kernel, settings.ridges, settings.single, n, d, dtype, landmarks, name, place, rank, pivots,
+        whitened["kernel_error"],
+    )  # fmt: skip
+    return sketch, whitened
+
+
+def first_pass(
+    run: Run, sketch: NystromSketch, draws: dict[str, Draw], with_gram: bool = True, title: str = "pass 1: gram"
+) -> FirstPass:
+    """Pass 1: add the blocks' Gram matrices from left to right; keep the residuals where they are; draw rows."""
+    kept: list[Any] = []
+    total: list[Any] = []
+    waiting: list[Any] = []
+    payload = run.executor.hold(sketch.algebra.payload("whitener"))
+    tasks = sketch.gram_tasks(payload, run.rows, run.blocks, draws, with_gram)
+    with Stage(run.report, title, total=len(run.blocks), total_rows=run.rows.n_rows) as stage:
+        for block, part in zip(run.blocks, run.executor.window(tasks), strict=True):
+            if with_gram:
+                kept.append(run.executor.apply("keep-residual", _kept, part))
+            waiting.append(part)
+            if len(waiting) == ADDENDS or block is run.blocks[-1]:
+                # Sums are a chain. Waiting for the last link bounds how many parts lie on the workers.
+                run.executor.settle(total)
+                total = [run.executor.apply("add-grams", add_parts, *total, *waiting)]
+                waiting = []
+            stage.advance(rows=block.n_rows)
+    gram, drawn, totals = (
+        run.executor.apply(name, pick, total[0])
+        for name, pick in (("gram-sum", _gram), ("drawn-rows", _drawn), ("totals", _totals))
+    )
+    return FirstPass(payload, gram, kept, drawn, run.executor.value(totals))
+
+
+def _kept(part: GramPart) -> Kept | None:
+    return part.kept
+
+
+def _gram(part: GramPart) -> dict[str, Any]:
+    return {"G": part.gram}
+
+
+def _drawn(part: GramPart) -> dict[str, Reservoir]:
+    return part.drawn
+
+
+def _totals(part: GramPart) -> Totals:
+    return part.totals
+
+
+def add_parts(first: GramPart, *parts: GramPart) -> GramPart:
+    """Add parts of pass 1 from left to right."""
+    if not parts:
+        return GramPart(first.gram, None, first.totals, first.drawn)
+    gram, totals = first.gram.copy(), first.totals
+    for part in parts:
+        np.add(gram, part.gram, out=gram)
+        totals = totals + part.totals
+    return GramPart(gram, None, totals, _merged([first, *parts]))
+
+
+def _merged(parts: Sequence[GramPart]) -> dict[str, Reservoir]:
+    return {name: reservoir.merge([part.drawn[name] for part in parts]) for name in parts[0].drawn}

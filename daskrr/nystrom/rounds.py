@@ -1,0 +1,210 @@
+"""Landmarks chosen in rounds: each looks at what the landmarks so far leave unexplained, and adds to them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskrr.engine.passes import Run
+from daskrr.engine.progress import Stage
+from daskrr.engine.rows import Rows
+from daskrr.errors import RidgeTooSmall
+from daskrr.numerics.gram import Draw, clear_residual
+from daskrr.numerics.reservoir import Order, Reservoir
+from daskrr.numerics.score import ScoredRows
+from daskrr.nystrom.audit import audit, audit_draws, certainty_of
+from daskrr.nystrom.pass1 import Chosen, Settings, first_pass, whiten
+from daskrr.nystrom.sampling import Landmarks, child, stream
+from daskrr.nystrom.selection import Weighing, draw_landmarks, draw_weighted, fetch_rows
+from daskrr.nystrom.sketch import NystromSketch
+
+# Of the landmarks of "leverage" sampling, one in so many belongs to its first round.
+FIRST_SHARE = 4
+FIRST_ROUND_FAILURE = 1e-3
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How landmarks are chosen.
+
+    Attributes
+    ----------
+    sampling
+        ``"residual"``, ``"leverage"``, ``"diagonal"``, ``"uniform"``, probabilities, or row numbers.
+    size
+        Number of landmarks, or None where row numbers say it.
+    rounds
+        Of ``"residual"``.
+    replacement
+        Whether rows are put back after a draw.
+    epsilon
+        ``"leverage"`` draws by scores at ridge·epsilon.
+    audit_rows
+        Of the audit of the first round of ``"leverage"``.
+    """
+
+    sampling: str | NDArray[np.int64] | Rows
+    size: int | None
+    rounds: int
+    replacement: bool
+    epsilon: float
+    audit_rows: int
+    seed: int
+
+
+def choose_landmarks(run: Run, settings: Settings, scheme: Scheme) -> tuple[Chosen, Weighing | None]:
+    """Landmarks with their rows, and the weights that they were drawn by, where those differ from row to row."""
+    if isinstance(scheme.sampling, str) and scheme.sampling == "residual":
+        return _by_residual(run, settings, scheme), None
+    if isinstance(scheme.sampling, str) and scheme.sampling == "leverage":
+        return _by_leverage(run, settings, scheme)
+    landmarks, weighing = draw_landmarks(
+        run, settings.kernel, scheme.sampling, scheme.size, scheme.seed, scheme.replacement
+    )
+    return Chosen(landmarks, fetch_rows(run, landmarks.indices, "sample-rows")), weighing
+
+
+def round_sizes(size: int, rounds: int) -> list[int]:
+    """Landmarks after each round: equal steps, as many rounds as there are landmarks for."""
+    return sorted({max(1, size * number // rounds) for number in range(1, rounds + 1)})
+
+
+def first_landmarks(run: Run, settings: Settings, size: int, seed: int, replacement: bool) -> Chosen:
+    """The landmarks of a first round, by the diagonal of the kernel."""
+    landmarks, _ = draw_landmarks(run, settings.kernel, "diagonal", size, seed, replacement)
+    return Chosen(landmarks, fetch_rows(run, landmarks.indices, "sample-rows"))
+
+
+def _by_residual(run: Run, settings: Settings, scheme: Scheme) -> Chosen:
+    sizes = round_sizes(scheme.size or 1, scheme.rounds)
+    chosen = first_landmarks(run, settings, sizes[0], scheme.seed, scheme.replacement)
+    settings = replace(settings, sketch_ridge=None, with_subset=False)
+    for number, size in enumerate(sizes[1:], 1):
+        wanted = size - sizes[number - 1]
+        sketch, _ = whiten(run, f"{run.name}-round{number}", settings, chosen)
+        title = f"round {number} of {len(sizes) - 1}: residuals"
+        first = first_pass(run, sketch, landmark_draw(scheme.seed, number, wanted), with_gram=False, title=title)
+        larger = grow(run, chosen, first.drawn, wanted, scheme.seed, number, scheme.replacement)
+        if larger is chosen:
+            break
+        chosen = larger
+    return chosen
+
+
+def landmark_draw(seed: int, round_number: int, size: int) -> dict[str, Draw]:
+    """Rows that may become landmarks in the next round, to be drawn during a pass."""
+    return {"landmarks": Draw(Order.of(child(seed, "landmarks", round_number, 1)), size, clear_residual)}
+
+
+def grow(
+    run: Run, chosen: Chosen, drawn: Any, size: int, seed: int, round_number: int, replacement: bool = False
+) -> Chosen:
+    """Add ``size`` of the rows drawn by their residual; the same landmarks if no row has any."""
+    pick = partial(_new_landmarks, size, replacement, seed, round_number)
+    picked = run.executor.apply("new-landmarks", pick, drawn)
+    rows = run.executor.value(run.executor.apply("new-landmark-rows", _rows, picked))
+    if not len(rows):
+        return chosen
+    points = run.executor.apply("new-landmark-points", _points, picked)
+    return join(run, chosen, rows, np.ones_like(rows), points)
+
+
+def join(run: Run, chosen: Chosen, rows: NDArray[np.int64], counts: NDArray[np.int64], X: Any) -> Chosen:
+    """The landmarks with more rows, whose points are X; how often a row was drawn adds up."""
+    indices, first, place = np.unique(
+        np.concatenate([chosen.landmarks.indices, rows]), return_index=True, return_inverse=True
+    )
+    total = np.zeros(len(indices), np.int64)
+    np.add.at(total, place, np.concatenate([chosen.landmarks.counts, counts]))
+    points = run.executor.apply("join-landmarks", partial(_stack, first), chosen.X, X)
+    return Chosen(Landmarks(indices, total, None), points)
+
+
+def _new_landmarks(
+    size: int, replacement: bool, seed: int, round_number: int, drawn: dict[str, Reservoir]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    found = drawn["landmarks"]
+    if replacement:
+        chosen = found.draw(size, stream(seed, "landmarks", round_number))
+    else:
+        chosen = np.arange(min(size, len(found)))
+    return found.rows[chosen], found.X[chosen]
+
+
+def _rows(picked: tuple[NDArray, NDArray]) -> NDArray[np.int64]:
+    return picked[0]
+
+
+def _points(picked: tuple[NDArray, NDArray]) -> NDArray[np.float64]:
+    return picked[1]
+
+
+def _stack(order: NDArray[np.intp], *parts: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.concatenate(parts)[order]
+
+
+def _by_leverage(run: Run, settings: Settings, scheme: Scheme) -> tuple[Chosen, Weighing | None]:
+    """Theorem 3: draw by certified upper ends of the scores at ridge·epsilon, from a first round of fewer landmarks."""
+    size = scheme.size or 1
+    first_size = max(1, size // FIRST_SHARE)
+    earlier = first_landmarks(run, settings, first_size, scheme.seed, replacement=False)
+    if size == first_size and settings.sketch_ridge is None:
+        return earlier, None
+    weighing = _weigh_by_upper(run, settings, scheme, earlier)
+    # L_γ weighs each landmark by its probability, and those of the first round have none in this draw.
+    keep = settings.sketch_ridge is None
+    landmarks = draw_weighted(run, weighing, size - first_size if keep else size, scheme.seed, 1, scheme.replacement)
+    X = fetch_rows(run, landmarks.indices, "sample-rows-again")
+    if not keep:
+        return Chosen(landmarks, X), weighing
+    return join(run, earlier, landmarks.indices, landmarks.counts, X), weighing
+
+
+def _weigh_by_upper(run: Run, settings: Settings, scheme: Scheme, chosen: Chosen) -> Weighing:
+    ridge = settings.smallest * scheme.epsilon
+    small = replace(settings, ridges=(ridge,), single=True, sketch_ridge=None, with_subset=False)
+    try:
+        sketch, _ = whiten(run, f"{run.name}-first", small, chosen)
+        first = first_pass(
+            run, sketch, audit_draws(scheme.seed, 1, scheme.audit_rows), title="first round, pass 1: gram"
+        )
+        parameters = {"dtype": str(small.dtype), "n_rows": sketch.n_rows, "ridges": [ridge], "leading": False}
+        ridged = sketch.algebra.perform("add_ridge", first.gram, parameters)
+    except RidgeTooSmall as error:
+        raise RidgeTooSmall(
+            f"sampling='leverage' draws by scores at ridge·epsilon = {ridge:.3g}, where {error} Raise the ridge or "
+            "epsilon, or use sampling='residual'."
+        ) from None
+    # This round decides which rows are drawn, never what is certain about them: its failure harms no certificate.
+    found = audit(run, sketch, first, scheme.audit_rows, FIRST_ROUND_FAILURE, scheme.seed, 1)
+    sketch = replace(sketch, certainty=certainty_of(sketch, found, ridged["score_errors"]))
+    handles = score_all(run, sketch, first.kept, "first-round", _upper, "first round, pass 2: upper ends")
+    total = sum(run.executor.values([run.executor.apply("weights-sum", np.sum, handle) for handle in handles]))
+    return Weighing(handles, float(total))
+
+
+def _upper(scored: ScoredRows, start: int) -> NDArray[np.float64]:
+    return scored.upper[:, 0]
+
+
+def score_all(
+    run: Run,
+    sketch: NystromSketch,
+    kept: list[Any],
+    use: str,
+    then: Callable[..., Any],
+    title: str,
+    more: list[Any] | None = None,
+) -> list[Any]:
+    """Pass 2 over all rows: a handle of what ``then`` makes of each block."""
+    payload = run.executor.hold(sketch.algebra.payload("scorer"))
+    tasks = sketch.score_tasks(payload, run.rows, run.blocks, kept, use, then, more)
+    handles: list[Any] = []
+    with Stage(run.report, title, total=len(run.blocks), total_rows=run.rows.n_rows) as stage:
+        for block, handle in zip(run.blocks, run.executor.window(tasks), strict=True):
+            handles.append(handle)
+            stage.advance(rows=block.n_rows)
+    return handles
