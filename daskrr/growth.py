@@ -33,7 +33,7 @@ def grow_until_tight(job: Job, run: Run, settings: Settings, target: Target) -> 
         result, first = fit(job, run, settings, chosen, None, pace)
         history.append(_log_round(job, result, pace))
         hopeless = following and result.misses_among(first)
-        larger = grow(run, chosen, first.drawn, following, job.scheme.seed, number + 1) if following else chosen
+        larger = grow(run, settings, chosen, first, following, job.scheme.seed, number + 1) if following else chosen
         if larger is chosen or not hopeless:
             verdict = _verdict(target, settings, result.measure(run.report), chosen)
             if verdict["met"] or larger is chosen:

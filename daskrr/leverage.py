@@ -38,7 +38,7 @@ def leverage_scores(
     failure_probability: float = 1e-6,
     audit_rows: int = AUDIT_ROWS,
     subset_bound: bool = False,
-    rounds: int = 3,
+    rounds: int = 2,
     replacement: bool | None = None,
     epsilon: float = 0.1,
     sketch_ridge: float | None = None,

@@ -13,9 +13,11 @@ import psutil
 import pytest
 from numpy.testing import assert_allclose
 
+from benchmarks import bench_certificate, bench_sampling
 from benchmarks.bench_memory import judge
 from benchmarks.bench_peers import TOP, errors
 from benchmarks.harness import MIB, peak_bytes
+from daskrr.kernels import Gaussian
 
 ROOT = Path(__file__).parents[1]
 
@@ -132,6 +134,95 @@ def test_peers(quick_report):
     assert len(zarr["peak_bytes"]) == 1 + report["parameters"]["workers"]
     assert zarr["errors"]["estimate"]["median_log_error"] < zarr["errors"]["scores"]["median_log_error"]
     assert_allclose(zarr["errors"]["scores"]["mean_log_error"], numpy["errors"]["scores"]["mean_log_error"], rtol=1e-6)
+
+
+def test_certificate(quick_report):
+    report, text = quick_report("certificate")
+    _check_head(report, "certificate")
+    results = report["results"]
+    assert "never judged" in text
+    assert "not judged" in text
+    assert set(results["validity"]) == {"1e-06", "0"}
+    for totals in results["validity"].values():
+        assert totals["scores"] > 100
+        assert totals["outside"] == 0
+        assert set(totals["refused"]) <= {"RidgeTooSmall"}
+    for found in results["widths"]:
+        assert 1 <= found["median"] <= found["most"]
+        assert found["judged"] is (found["ridge"] < 1e-2)
+        assert found["n_landmarks"] == math.ceil(5 * found["effective_dimension"])
+    assert {found["sampling"] for found in results["estimates"]} == {"uniform", "diagonal", "leverage", "residual"}
+    average = results["average_errors"]
+    assert average["estimate"] < min(average["scores"], average["self correction"])
+
+
+def _certified(median=1.1, most=1.2, n_features=5, judged=True):
+    return {"median": median, "most": most, "n_features": n_features, "judged": judged}
+
+
+def _estimated(estimate, scores=0.5, self_correction=0.2):
+    values = {"estimate": estimate, "scores": scores, "self correction": self_correction}
+    return {"answers": {name: {"mean_log_error": value} for name, value in values.items()}}
+
+
+@pytest.mark.parametrize(
+    ("run", "width", "estimated", "failed"),
+    [
+        ({"outside": 0}, _certified(), _estimated(0.1), None),
+        ({"refused": "RidgeTooSmall"}, _certified(), _estimated(0.1), None),
+        ({"outside": 0}, _certified(9.0, 9.0, judged=False), _estimated(0.1), None),
+        ({"outside": 0}, _certified(1.4, 1.7, n_features=8), _estimated(0.1), None),
+        ({"outside": 1}, _certified(), _estimated(0.1), "every exact score within its interval"),
+        ({"refused": "CheckFailed"}, _certified(), _estimated(0.1), "no refusal but of too small a ridge"),
+        ({"outside": 0}, _certified(median=1.16), _estimated(0.1), "median width"),
+        ({"outside": 0}, _certified(most=1.26), _estimated(0.1), "95 % width"),
+        ({"outside": 0}, _certified(), _estimated(0.1, scores=0.05), "estimate better than scores"),
+        ({"outside": 0}, _certified(), _estimated(0.3), "estimate better than self correction"),
+    ],
+)
+def test_certificate_is_judged(run, width, estimated, failed):
+    checks = bench_certificate.judge([run], [width], [estimated])
+    assert [name for name, passed in checks.items() if not passed] == ([failed] if failed else [])
+
+
+def test_sampling(quick_report):
+    report, text = quick_report("sampling")
+    _check_head(report, "sampling")
+    assert "picture: " in text
+    assert "winner at equal time" in text
+    for result in report["results"]:
+        assert set(bench_sampling.SCHEMES) <= set(result["schemes"])
+        for points in result["schemes"].values():
+            for point in points:
+                assert point["processor_seconds"] > 0
+                assert 0 <= point["median"] <= point["most"]
+                assert point["deviation"] >= 0
+                assert (point["error"] is not None) is result["problem"]["exact"]
+
+
+def _points(*pairs):
+    return [{"seconds": seconds, "median": width} for seconds, width in pairs]
+
+
+def test_figures_at_equal_time():
+    points = _points((1.0, 4.0), (4.0, 1.0))
+    assert_allclose(bench_sampling.at_time(points, 2.0, "seconds", "median"), 2.0)
+    assert bench_sampling.at_time(points, 5.0, "seconds", "median") is None
+    schemes = dict.fromkeys(bench_sampling.SCHEMES, points) | {"uniform": _points((1.0, 8.0), (4.0, 2.0))}
+    schemes["diagonal"] = _points((1.0, 2.0), (4.0, 0.5))
+    ranked = bench_sampling.rank_at_equal_time([{"schemes": schemes}], "seconds")
+    assert (ranked[0]["scheme"], ranked[-1]["scheme"]) == ("diagonal", "uniform")
+    assert_allclose([ranked[0]["relative_to_default"], ranked[-1]["relative_to_default"]], [0.5, 2.0])
+    schemes["uniform"] = _points((5.0, 2.0), (6.0, 1.0))
+    assert bench_sampling.rank_at_equal_time([{"schemes": schemes}], "seconds") == []
+
+
+def test_coarse_to_fine_chooses_different_rows():
+    X = np.random.default_rng(0).standard_normal((500, 2))
+    chosen = bench_sampling.coarse_to_fine(X, Gaussian(0.5), 40, 0)
+    assert len(np.unique(chosen)) == len(chosen) == 40
+    repeated = bench_sampling.coarse_to_fine(np.repeat(X[:10], 50, axis=0), Gaussian(0.5), 40, 0)
+    assert len(np.unique(repeated)) == len(repeated) <= 40
 
 
 def test_errors_of_known_scores():

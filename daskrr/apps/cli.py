@@ -186,7 +186,7 @@ model_options = _all_of(
         help="How landmarks are drawn, residual by default; or an array, .npy or Zarr, of probabilities or of row "
         "numbers.",
     ),
-    click.option("--rounds", type=int, help="Rounds of residual sampling with --landmarks; 3 by default."),
+    click.option("--rounds", type=int, help="Rounds of residual sampling with --landmarks; 2 by default."),
     click.option(
         "--replacement/--no-replacement",
         default=None,

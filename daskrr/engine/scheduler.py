@@ -92,7 +92,9 @@ class Factors:
             return found | {"factors": (self.whitening.inverse,)}
         found |= {"eigenvalues": self.ridge.eigenvalues}
         if kind != "new rows":
-            found |= {"leading": self.ridge.leading, "subset": self.subset}
+            found |= {"leading": self.ridge.leading}
+        if kind == "scorer":
+            found |= {"subset": self.subset}
         if kind == "scorer" and self.ridge.combined is not None:
             return found | {"factors": (self.ridge.combined,)}
         return found | {"factors": (self.whitening.inverse, self.ridge.inverse)}

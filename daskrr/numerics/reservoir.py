@@ -6,7 +6,7 @@ left. The order depends on the seed and the weights, never on how rows are group
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +74,19 @@ class Reservoir:
 
     def __sizeof__(self) -> int:
         return self.X.nbytes + 24 * len(self.keys)
+
+    def candidates(self) -> tuple["Reservoir", NDArray[np.float64]]:
+        """All rows but the last, and how many rows of the data each stands for.
+
+        Given the last key, each of the others is there with a probability that its weight decides, independently; the
+        inverse of that is what it stands for. A reservoir that holds every row keeps its last one.
+        """
+        if len(self) < self.size:
+            return self, np.ones(len(self))
+        found = replace(
+            self, keys=self.keys[:-1], rows=self.rows[:-1], weights=self.weights[:-1], X=self.X[:-1]
+        )  # fmt: skip
+        return found, -1.0 / np.expm1(-found.weights * self.keys[-1])
 
     def draw(self, size: int, generator: np.random.Generator) -> NDArray[np.intp]:
         """Positions of ``size`` ≤ self.size draws with replacement, in proportion to the weights of all rows seen.

@@ -172,7 +172,9 @@ def residual_matrix(kernel: Kernel, X: NDArray[np.float64], B: NDArray[np.float6
     E = kernel(X, X)
     np.fill_diagonal(E, kernel.diagonal(X))
     E -= B @ B.T
-    return 0.5 * (E + E.T)
+    E += E.T.copy()
+    E *= 0.5
+    return E
 
 
 def confirmed_largest_eigenvalue(H: NDArray[np.float64]) -> float:

@@ -12,17 +12,23 @@ from daskrr.engine.passes import Run
 from daskrr.engine.progress import Stage
 from daskrr.engine.rows import Rows
 from daskrr.errors import RidgeTooSmall
-from daskrr.numerics.gram import Draw, clear_residual
+from daskrr.kernels import Kernel
+from daskrr.numerics import blas
+from daskrr.numerics.gram import Draw, clear_residual, whitened_rows
+from daskrr.numerics.pivots import most_explaining
 from daskrr.numerics.reservoir import Order, Reservoir
 from daskrr.numerics.score import ScoredRows
-from daskrr.nystrom.audit import audit, audit_draws, certainty_of
-from daskrr.nystrom.pass1 import Chosen, Settings, first_pass, whiten
+from daskrr.nystrom.audit import audit, audit_draws, certainty_of, residual_matrix
+from daskrr.nystrom.pass1 import Chosen, FirstPass, Settings, first_pass, whiten
 from daskrr.nystrom.sampling import Landmarks, child, stream
 from daskrr.nystrom.selection import Weighing, draw_landmarks, draw_weighted, fetch_rows
-from daskrr.nystrom.sketch import NystromSketch
+from daskrr.nystrom.sketch import NystromSketch, whitener_of
 
 # Of the landmarks of "leverage" sampling, one in so many belongs to its first round.
 FIRST_SHARE = 4
+# New landmarks are chosen among so many times as many rows, as long as those are not too many to compare.
+CANDIDATES = 6
+ENOUGH_CANDIDATES = 2000
 FIRST_ROUND_FAILURE = 1e-3
 
 
@@ -87,24 +93,43 @@ def _by_residual(run: Run, settings: Settings, scheme: Scheme) -> Chosen:
         sketch, _ = whiten(run, f"{run.name}-round{number}", settings, chosen)
         title = f"round {number} of {len(sizes) - 1}: residuals"
         first = first_pass(run, sketch, landmark_draw(scheme.seed, number, wanted), with_gram=False, title=title)
-        larger = grow(run, chosen, first.drawn, wanted, scheme.seed, number, scheme.replacement)
+        larger = grow(run, settings, chosen, first, wanted, scheme.seed, number, scheme.replacement)
         if larger is chosen:
             break
         chosen = larger
     return chosen
 
 
+def n_candidates(size: int) -> int:
+    """How many rows are drawn for each round of ``size`` new landmarks, which are chosen among them."""
+    return max(min(CANDIDATES * size, ENOUGH_CANDIDATES), 2 * size)
+
+
 def landmark_draw(seed: int, round_number: int, size: int) -> dict[str, Draw]:
     """Rows that may become landmarks in the next round, to be drawn during a pass."""
-    return {"landmarks": Draw(Order.of(child(seed, "landmarks", round_number, 1)), size, clear_residual)}
+    order = Order.of(child(seed, "landmarks", round_number, 1))
+    return {"landmarks": Draw(order, n_candidates(size) + 1, clear_residual)}
 
 
 def grow(
-    run: Run, chosen: Chosen, drawn: Any, size: int, seed: int, round_number: int, replacement: bool = False
+    run: Run,
+    settings: Settings,
+    chosen: Chosen,
+    first: FirstPass,
+    size: int,
+    seed: int,
+    round_number: int,
+    replacement: bool = False,
 ) -> Chosen:
-    """Add ``size`` of the rows drawn by their residual; the same landmarks if no row has any."""
-    pick = partial(_new_landmarks, size, replacement, seed, round_number)
-    picked = run.executor.apply("new-landmarks", pick, drawn)
+    """Add ``size`` of the rows that pass 1 drew by their residual; the same landmarks if no row has any.
+
+    With replacement they are drawn independently; without, those are taken that explain most together.
+    """
+    if replacement:
+        pick = partial(_draw_again, size, seed, round_number)
+    else:
+        pick = partial(_most_explaining, size, settings.kernel, settings.dtype)
+    picked = run.executor.apply("new-landmarks", pick, first.payload, first.drawn)
     rows = run.executor.value(run.executor.apply("new-landmark-rows", _rows, picked))
     if not len(rows):
         return chosen
@@ -123,14 +148,26 @@ def join(run: Run, chosen: Chosen, rows: NDArray[np.int64], counts: NDArray[np.i
     return Chosen(Landmarks(indices, total, None), points)
 
 
-def _new_landmarks(
-    size: int, replacement: bool, seed: int, round_number: int, drawn: dict[str, Reservoir]
+def _draw_again(
+    size: int, seed: int, round_number: int, payload: dict[str, Any], drawn: dict[str, Reservoir]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     found = drawn["landmarks"]
-    if replacement:
-        chosen = found.draw(size, stream(seed, "landmarks", round_number))
-    else:
-        chosen = np.arange(min(size, len(found)))
+    chosen = found.draw(size, stream(seed, "landmarks", round_number))
+    return found.rows[chosen], found.X[chosen]
+
+
+def _most_explaining(
+    size: int, kernel: Kernel, dtype: np.dtype, payload: dict[str, Any], drawn: dict[str, Reservoir]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    found, stands_for = drawn["landmarks"].candidates()
+    if len(found) <= size:
+        return found.rows, found.X
+    with blas.one_thread():
+        B = whitened_rows(whitener_of(payload, kernel, dtype), found.X)
+        E = residual_matrix(kernel, found.X, B)
+        # Units do not matter to the choice, and float32 is precise enough for it, if nothing overflows.
+        scale = float(np.diagonal(E).max())
+        chosen = most_explaining((E / scale).astype(np.float32), stands_for / stands_for.max(), size)
     return found.rows[chosen], found.X[chosen]
 
 

@@ -83,8 +83,9 @@ def stream(seed: int, purpose: str, round_number: int = 0, part: int = 0) -> np.
 
 
 def draw_integers(total: int, size: int, generator: np.random.Generator) -> NDArray[np.int64]:
-    """``size`` sorted uniform integers below ``total``."""
-    return np.sort(generator.integers(0, total, size=size, dtype=np.int64))
+    """``size`` sorted uniform integers below ``total``; a total that is hardly larger gives hardly other integers."""
+    uniform = generator.integers(0, 2**63, size=size, dtype=np.uint64)
+    return np.array(sorted(int(one) * total >> 63 for one in uniform), np.int64)
 
 
 def binary_scale(largest: float, n_rows: int) -> int:
