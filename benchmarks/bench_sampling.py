@@ -45,7 +45,7 @@ COARSE_ROWS = 8
 OVERSAMPLING = (1.0, 2.0, 4.0)
 BUDGETS = 4
 PEER = "DPPy BLESS"
-DEFAULT = "residual, 3 rounds"
+DEFAULT = "residual, 2 rounds"
 CANDIDATE = "coarse to fine"
 
 
@@ -130,8 +130,8 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "diagonal": {"sampling": "diagonal"},
     "leverage": {"sampling": "leverage"},
     "residual, 1 round": {"sampling": "residual", "rounds": 1},
-    "residual, 2 rounds": {"sampling": "residual", "rounds": 2},
-    DEFAULT: {"sampling": "residual", "rounds": 3},
+    DEFAULT: {"sampling": "residual", "rounds": 2},
+    "residual, 3 rounds": {"sampling": "residual", "rounds": 3},
     "residual, 5 rounds": {"sampling": "residual", "rounds": 5},
     CANDIDATE: {},
 }
@@ -352,7 +352,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "diagonal": {"color": "#000000", "marker": "x", "linestyle": ":"},
     "leverage": {"color": "#E69F00", "marker": "s"},
     "residual, 1 round": {"color": "#56B4E9", "marker": "v", "linestyle": "--"},
-    "residual, 2 rounds": {"color": "#56B4E9", "marker": "^"},
+    "residual, 3 rounds": {"color": "#56B4E9", "marker": "^"},
     DEFAULT: {"color": "#0072B2", "marker": "D", "linewidth": 2.8, "zorder": 4},
     "residual, 5 rounds": {"color": "#CC79A7", "marker": "p"},
     CANDIDATE: {"color": "#009E73", "marker": "P", "linestyle": "--"},

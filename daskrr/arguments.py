@@ -25,7 +25,8 @@ from daskrr.nystrom.selection import check_sampling
 DEFAULT_TOLERANCE = 0.5
 DEFAULT_MAX_LANDMARKS = 2000
 FIRST_ROUND = 128
-GROWTH = 2
+# By what p is multiplied from one round to the next: less where the tolerance is almost met.
+SLOW_GROWTH, FAST_GROWTH = 1.5, 2.0
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Target:
-    """When to stop adding landmarks: the sizes of the rounds, and what a tight interval is."""
+    """When to stop adding landmarks: when every interval is tight, or when there are so many.
+
+    ``sizes`` are the landmarks of every round if each adds as few as it may.
+    """
 
     sizes: tuple[int, ...]
     relative: float | None
@@ -172,7 +176,7 @@ def _check_target(options: Options, n_landmarks: int | None, n_rows: int) -> Tar
         raise InvalidParameter(f"max_landmarks must be at least {first}, the size of the first round; got {most}")
     sizes = [first]
     while sizes[-1] < min(most, n_rows):
-        sizes.append(min(GROWTH * sizes[-1], most, n_rows))
+        sizes.append(min(math.ceil(SLOW_GROWTH * sizes[-1]), most, n_rows))
     return Target(tuple(sizes), relative if wanted else DEFAULT_TOLERANCE, absolute)
 
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from daskrr.arguments import Job, Target
+from daskrr.arguments import FAST_GROWTH, SLOW_GROWTH, Job, Target
 from daskrr.engine.passes import Run
 from daskrr.fitting import Pace, fit
 from daskrr.nystrom.certificates import Certificate
@@ -19,30 +19,38 @@ log = logging.getLogger("daskrr")
 # If more than this share of the tolerance is owed to the size of the audit, the next one is larger.
 AUDIT_SHARE = 0.5
 MAX_AUDIT_ROWS = 4000
+# An interval that is so many times as wide as it may be needs many more landmarks.
+FAR = 4.0
 
 
 def grow_until_tight(job: Job, run: Run, settings: Settings, target: Target) -> LeverageResult:
     """Add landmarks by residual until every interval is tight enough; each round pays its share of the probability."""
-    chosen = first_landmarks(run, settings, target.sizes[0], job.scheme.seed, replacement=False)
-    n_rounds = len(target.sizes)
+    most, n_rounds = target.sizes[-1], len(target.sizes)
+    chosen, size = first_landmarks(run, settings, target.sizes[0], job.scheme.seed, replacement=False), target.sizes[0]
     pace = Pace(0, 0, job.failure_probability / n_rounds, job.scheme.audit_rows, n_rounds)
     history: list[dict[str, Any]] = []
-    for number, size in enumerate(target.sizes):
-        following = target.sizes[number + 1] - size if number + 1 < n_rounds else 0
-        pace = replace(pace, round=number, following=following)
+    while True:
+        pace = replace(pace, following=_larger(size, FAST_GROWTH, most) - size)
         result, first = fit(job, run, settings, chosen, None, pace)
         history.append(_log_round(job, result, pace))
-        hopeless = following and result.misses_among(first)
-        larger = grow(run, settings, chosen, first, following, job.scheme.seed, number + 1) if following else chosen
-        if larger is chosen or not hopeless:
+        excess = result.excess_among(first) if pace.following else 0.0
+        larger, wanted = chosen, _larger(size, FAST_GROWTH if excess > FAR else SLOW_GROWTH, most)
+        if wanted > size:
+            larger = grow(run, settings, chosen, first, wanted - size, job.scheme.seed, pace.round + 1)
+        if larger is chosen or excess <= 1.0:
             verdict = _verdict(target, settings, result.measure(run.report), chosen)
             if verdict["met"] or larger is chosen:
                 break
-        chosen, pace = larger, replace(pace, audit_rows=_next_audit(result, pace, target))
+        chosen, size = larger, wanted
+        pace = replace(pace, round=pace.round + 1, audit_rows=_next_audit(result, pace, target))
     if not verdict["met"]:
         log.warning(verdict["text"])
     result.summary |= {"rounds": history, "tolerance": verdict}
     return result
+
+
+def _larger(size: int, growth: float, most: int) -> int:
+    return min(math.ceil(growth * size), most)
 
 
 def _log_round(job: Job, result: LeverageResult, pace: Pace) -> dict[str, Any]:

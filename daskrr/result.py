@@ -103,12 +103,15 @@ class LeverageResult:
             raise not_certified("effective dimension")
         return dimension_bounds(self.sketch, self._proof.audit, self._proof.dimensions)
 
-    def misses_among(self, first: FirstPass) -> bool:
-        """Whether one of the rows that pass 1 drew for the audit misses the goal, which spares a look at all."""
+    def excess_among(self, first: FirstPass) -> float:
+        """How many times as wide as it may be the widest interval is, of the rows that pass 1 drew for the audit.
+
+        More than 1 spares a look at all rows.
+        """
         if self._proof is None or not self._proof.audit.rows:
-            return False
+            return 0.0
         sketch = self.sketch
-        look = partial(_some_miss, sketch.reading, self._proof.goal, sketch.ridges.index(min(sketch.ridges)))
+        look = partial(_largest_excess, sketch.reading, self._proof.goal, sketch.ridges.index(min(sketch.ridges)))
         payload = self.executor.hold(sketch.algebra.payload("drawn rows"))
         return self.executor.value(self.executor.apply("look-at-drawn-rows", look, payload, first.drawn))
 
@@ -340,9 +343,11 @@ def _residual_column(kept: Kept) -> NDArray[np.float64]:
     return kept.residual[:, None]
 
 
-def _some_miss(reading: Reading, goal: Goal, column: int, payload: dict[str, Any], drawn: dict[str, Reservoir]) -> bool:
+def _largest_excess(
+    reading: Reading, goal: Goal, column: int, payload: dict[str, Any], drawn: dict[str, Reservoir]
+) -> float:
     scored = score_new_rows(reading, payload, None, [drawn["audit"].X], 0)
-    return scored.interval is not None and bool(goal.misses_of(scored.interval)[:, column].any())
+    return 0.0 if scored.interval is None else float(goal.excess(scored.interval)[:, column].max(initial=0.0))
 
 
 def _side_by_side(names: Sequence[str], scored: ScoredRows, start: int) -> NDArray[np.float64]:

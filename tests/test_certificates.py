@@ -443,11 +443,11 @@ def test_goal__is_missed_where_every_tolerance_is():
     ratio, width = upper / lower - 1, upper - lower
     floor = float(np.median(upper))
     relative, absolute = float(np.median(ratio)), float(np.median(width))
-    np.testing.assert_array_equal(Goal((floor,)).misses_of(interval), False)
+    np.testing.assert_array_equal(Goal((floor,)).excess(interval) > 1, False)
     wide = (ratio > relative) & (upper >= floor)
-    np.testing.assert_array_equal(Goal((floor,), relative).misses_of(interval), wide)
-    np.testing.assert_array_equal(Goal((floor,), None, absolute).misses_of(interval), width > absolute)
-    np.testing.assert_array_equal(Goal((floor,), relative, absolute).misses_of(interval), wide & (width > absolute))
+    np.testing.assert_array_equal(Goal((floor,), relative).excess(interval) > 1, wide)
+    np.testing.assert_array_equal(Goal((floor,), None, absolute).excess(interval) > 1, width > absolute)
+    np.testing.assert_array_equal(Goal((floor,), relative, absolute).excess(interval) > 1, wide & (width > absolute))
     assert wide.any()
 
 

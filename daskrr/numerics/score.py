@@ -44,6 +44,9 @@ class Probe:
 
         A row shares nothing with itself; rows without numbers are those at whose points they are.
         """
+        clear = residual > NO_RESIDUAL * error
+        if not clear.any():
+            return np.zeros(len(X))
         E = scratch_tile(len(X), len(self.rows), C.dtype, other=True)
         fill_tile(self.columns, X, E)
         E -= C @ self.coefficients
@@ -55,7 +58,6 @@ class Probe:
         else:
             itself = np.flatnonzero((self.rows >= first_row) & (self.rows < first_row + len(X)))
             squares[self.rows[itself] - first_row, itself] = 0.0
-        clear = residual > NO_RESIDUAL * error
         return np.where(clear, self.scale * (squares @ (1.0 / self.weights)) / np.where(clear, residual, 1.0), 0.0)
 
 

@@ -30,14 +30,15 @@ class Goal:
     relative: float | None = None
     absolute: float | None = None
 
-    def misses_of(self, interval: Interval) -> NDArray[np.bool_]:
-        """Which rows miss the goal, (m, L)."""
-        missed = np.full(interval.lower.shape, self.relative is not None or self.absolute is not None)
+    def excess(self, interval: Interval) -> NDArray[np.float64]:
+        """(m, L): how many times as wide as it may be an interval is; 0 where nothing is asked of it."""
+        excess = np.full(interval.lower.shape, np.inf if self.relative or self.absolute else 0.0)
         if self.relative is not None:
-            missed &= (ratio_of(interval) > self.relative) & (interval.upper >= np.array(self.floors))
+            high = interval.upper >= np.array(self.floors)
+            excess = np.minimum(excess, np.where(high, ratio_of(interval) / self.relative, 0.0))
         if self.absolute is not None:
-            missed &= interval.upper - interval.lower > self.absolute
-        return missed
+            excess = np.minimum(excess, (interval.upper - interval.lower) / self.absolute)
+        return excess
 
 
 def ratio_of(interval: Interval) -> NDArray[np.float64]:
@@ -132,7 +133,7 @@ def widths_of(
         exact_width=(bare.upper - bare.lower).sum(axis=0),
         relative=np.where(high, ratio, 0.0).max(axis=0, initial=0.0),
         absolute=(upper - lower).max(axis=0, initial=0.0),
-        misses=goal.misses_of(interval).sum(axis=0),
+        misses=(goal.excess(interval) > 1.0).sum(axis=0),
         counts=np.stack([_count(column) for column in ratio.T]),
         chance=np.fmin.reduce(np.where(upper > 0, shares, np.nan), axis=0, initial=np.nan),
     )
