@@ -13,6 +13,8 @@ _HOMES = {
     "leverage_scores": "daskrr.leverage",
     "plan": "daskrr.leverage",
     "NystromSketch": "daskrr.nystrom.sketch",
+    "NystromKernelRidge": "daskrr.regression",
+    "load": "daskrr.regression",
     "RowSample": "daskrr.samples",
     "sample_rows": "daskrr.samples",
     "score_to_zarr": "daskrr.scoring",

@@ -50,7 +50,9 @@ def fit(
     sketch, whitened = whiten(run, f"{run.name}-{pace.round}" if job.target else run.name, settings, chosen)
     draws = probe_draw(seed, pace.round) | audit_draws(seed, pace.round, audit_rows)
     if pace.following:
-        draws |= landmark_draw(seed, pace.round + 1, pace.following)
+        following = pace.following
+        larger = len(chosen.landmarks.indices) + following
+        draws |= landmark_draw(seed, pace.round + 1, following, larger, run.rows.n_rows)
     first = first_pass(run, sketch, draws, title=pace.title)
     mean = first.totals.diagonal / sketch.n_rows
     share = check_resolution(sketch.kernel_error, mean, settings.smallest, sketch.rank, settings.dtype)

@@ -234,7 +234,7 @@ def test_audit_draws__differ_from_all_other_draws():
     orders = [
         draw.order
         for number in range(6)
-        for drawn in (audit_draws(7, number, 10), probe_draw(7, number), landmark_draw(7, number, 10))
+        for drawn in (audit_draws(7, number, 10), probe_draw(7, number), landmark_draw(7, number, 10, 20, 400))
         for draw in drawn.values()
     ]
     orders += [Order.of(child(7, "landmarks", number)) for number in range(6)]

@@ -338,6 +338,70 @@ class TestModelOptions:
 
 
 @pytest.mark.usefixtures("in_process")
+class TestRegression:
+    @pytest.fixture
+    def targets(self, points, tmp_path):
+        rows = zarr.open_array(points, mode="r")[:]
+        path = tmp_path / "targets.zarr"
+        array = zarr.create_array(path, shape=(600,), chunks=(77,), dtype=float)
+        array[:] = np.sin(rows[:, 0]) + 5.0
+        return path
+
+    def test_a_model_is_fitted_and_predicts(self, points, targets, tmp_path):
+        model, output = tmp_path / "model.zarr", tmp_path / "predictions.zarr"
+        result = invoke("fit", points, targets, model, *MODEL, "--intercept", "--seed", 0, "--quiet", "--json")
+        assert result.exit_code == 0, result.stderr
+        summary = json.loads(result.stdout)
+        assert (summary["n_rows"], summary["n_features"], summary["output"]) == (600, 3, str(model))
+        assert summary["risk_inflation"]["factor"] >= 1
+        result = invoke("predict", model, points, output, "--quiet", "--json")
+        assert result.exit_code == 0, result.stderr
+        predicted = zarr.open_array(output / "predictions", mode="r")[:]
+        fitted = daskrr.NystromKernelRidge(kernels.Gaussian(2.0), 1e-3, 50, fit_intercept=True, random_state=0)
+        expected = fitted.fit(points, targets).predict(zarr.open_array(points, mode="r")[:])
+        np.testing.assert_allclose(predicted, expected, atol=1e-9)
+        assert json.loads(result.stdout)["n_rows"] == 600
+
+    def test_both_can_be_read(self, points, targets, tmp_path):
+        model = tmp_path / "model.zarr"
+        result = invoke("fit", points, targets, model, *MODEL, "--weights", targets, "--quiet")
+        assert result.exit_code == 0, result.stderr
+        for text in ("600 x 3 features", "gaussian(length_scale=2.0)", "risk inflation", "R2 of training rows"):
+            assert text in result.stdout
+        result = invoke("predict", model, points, tmp_path / "out.zarr", "--quiet")
+        assert "600" in result.stdout
+        assert invoke("predict", model, points, tmp_path / "out.zarr", "--quiet").exit_code == 4
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"targets": "points"}, "y must have|one target per row|holds"),
+            ({"ridge": "2"}, "a model has one --ridge"),
+            ({"weights": "short"}, "X has 600 rows and sample_weight has 5"),
+            ({"targets": "nothing"}, "no readable Zarr array"),
+        ],
+    )
+    def test_mistakes_are_told_at_once(self, points, targets, tmp_path, monkeypatch, changes, message):
+        monkeypatch.setattr(clusters, "connect", lambda **_options: pytest.fail("a cluster was started"))
+        short = tmp_path / "short.zarr"
+        zarr.create_array(short, shape=(5,), chunks=(5,), dtype=float)[:] = 1.0
+        three = tmp_path / "three.zarr"
+        zarr.create_array(three, shape=(5, 2, 2), chunks=(5, 2, 2), dtype=float)[:] = 1.0
+        paths = {"points": three, "short": short, "nothing": tmp_path / "nothing.zarr"}
+        more = ["--ridge", changes["ridge"]] if "ridge" in changes else []
+        more += ["--weights", paths[changes["weights"]]] if "weights" in changes else []
+        y = paths[changes["targets"]] if "targets" in changes else targets
+        result = invoke("fit", points, y, tmp_path / "model.zarr", *MODEL, *more)
+        assert result.exit_code == 2
+        assert any(part in result.stderr for part in message.split("|"))
+
+    def test_scores_are_no_model(self, points, scored, tmp_path):
+        result = invoke("predict", scored, points, tmp_path / "out.zarr")
+        assert result.exit_code == 2
+        assert "holds scores, not a model" in result.stderr
+
+
+@pytest.mark.usefixtures("in_process")
 class TestScoreInWords:
     def test_a_certified_run_has_a_line_for_every_ridge(self, points, tmp_path):
         arguments = ["--ridge", "1e-2", "--certify", "--seed", 0]
@@ -374,7 +438,7 @@ class TestScoreInWords:
     def test_rounds_are_told_as_they_end_and_the_verdict_at_last(self, points, tmp_path):
         result = invoke("score", points, tmp_path / "o.zarr", *MODEL[:-2], "--seed", 0)
         assert result.exit_code == 0, result.stderr
-        assert "round 1 of at most 4: p = 128" in result.stderr
+        assert "round 1 of at most 5: p = 128" in result.stderr
         assert "\ntolerance   met: " in result.stdout
         assert "upper/lower − 1 ≤ 0.5" in result.stdout
         assert {"lower", "upper"} <= set(zarr.open_group(tmp_path / "o.zarr", mode="r").array_keys())

@@ -24,9 +24,10 @@ MAY_IMPORT = {
     "fitting": LIBRARY | {"result", "arguments"},
     "growth": LIBRARY | {"result", "arguments", "fitting"},
     "leverage": LIBRARY | {"result", "arguments", "fitting", "growth"},
+    "regression": LIBRARY | {"result", "arguments", "growth"},
     "samples": LIBRARY | {"result", "arguments"},
     "scoring": LIBRARY | {"top", "result", "leverage"},
-    "apps": LIBRARY | {"top", "result", "leverage", "scoring", "samples", "synthetic", "plots"},
+    "apps": LIBRARY | {"top", "result", "leverage", "scoring", "samples", "regression", "synthetic", "plots"},
 }
 FORBIDDEN = {"numerics": {"dask", "distributed", "zarr"}, "kernels": {"dask", "distributed", "zarr"}}
 

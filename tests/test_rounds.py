@@ -9,7 +9,7 @@ from strategies import SOURCES, as_zarr, score
 from daskrr import exact
 from daskrr.errors import InvalidParameter, RidgeTooSmall
 from daskrr.kernels import Gaussian, Laplacian, Linear, Polynomial
-from daskrr.nystrom.rounds import round_sizes
+from daskrr.nystrom.rounds import n_candidates, round_sizes
 
 
 def rows(n=60, d=3, seed=0):
@@ -240,3 +240,13 @@ def test_replacement__decides_whether_rows_repeat(kernel, sampling):
 def test_sketch_ridge__needs_draws_with_probabilities(options):
     with pytest.raises(InvalidParameter, match="sketch_ridge weighs each landmark by its probability"):
         landmarks(rows(), Gaussian(1.0), 20, sketch_ridge=1e-2, **options)
+
+
+@pytest.mark.parametrize("n_rows", [1, 300, 10**4, 10**7])
+@pytest.mark.parametrize(("size", "n_landmarks"), [(1, 2), (50, 100), (500, 1000), (3000, 5000)])
+def test_n_candidates__are_enough_and_affordable(size, n_landmarks, n_rows):
+    found = n_candidates(size, n_landmarks, n_rows)
+    assert 2 * size <= found <= max(6 * size, 2 * size)
+    if found > 2 * size:
+        assert size * found**2 <= n_rows * n_landmarks**2
+    assert n_candidates(size, n_landmarks, 10 * n_rows) >= found

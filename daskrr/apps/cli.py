@@ -132,6 +132,17 @@ kernel_options = _all_of(
     ),
 )
 # The defaults are those of the library, which is handed what was given and nothing else.
+interval_options = _all_of(
+    click.option(
+        "--score-floor", type=float, help="Scores below this need not meet --tolerance; their average by default."
+    ),
+    click.option(
+        "--audit-rows", type=int, help="Rows drawn to find what the landmarks do not explain; 2000 by default."
+    ),
+    click.option(
+        "--subset-bound", is_flag=True, default=None, help="Try one more upper bound for every row, at some cost."
+    ),
+)
 model_options = _all_of(
     click.option(
         "--ridge",
@@ -161,9 +172,6 @@ model_options = _all_of(
         "--max-landmarks", type=int, help="Stop adding landmarks here, tolerance met or not; 2000 by default."
     ),
     click.option(
-        "--score-floor", type=float, help="Scores below this need not meet --tolerance; their average by default."
-    ),
-    click.option(
         "--certify",
         is_flag=True,
         default=None,
@@ -173,12 +181,6 @@ model_options = _all_of(
         "--failure-probability",
         type=float,
         help="Chance that some interval misses its exact score; 1e-06 by default, 0 for certain but wider intervals.",
-    ),
-    click.option(
-        "--audit-rows", type=int, help="Rows drawn to find what the landmarks do not explain; 2000 by default."
-    ),
-    click.option(
-        "--subset-bound", is_flag=True, default=None, help="Try one more upper bound for every row, at some cost."
     ),
     click.option(
         "--sampling",
@@ -271,6 +273,7 @@ def convert(**options: Any) -> None:
 @click.argument("output", type=click.Path())
 @kernel_options
 @model_options
+@interval_options
 @cluster_options
 @overwrite_option
 @json_option
@@ -321,8 +324,43 @@ def sample(**options: Any) -> None:
 
 @main.command()
 @click.argument("points", type=click.Path())
+@click.argument("targets", type=click.Path())
+@click.argument("model_path", metavar="MODEL", type=click.Path())
 @kernel_options
 @model_options
+@click.option("--weights", type=click.Path(), help="Zarr array of sample weights; all 1 by default.")
+@click.option("--intercept", is_flag=True, help="Fit a constant part that is not penalised.")
+@cluster_options
+@overwrite_option
+@json_option
+@quiet_option
+@debug_option
+def fit(**options: Any) -> None:
+    """Fit kernel ridge regression of TARGETS on the rows of POINTS, and write it to MODEL."""
+    _commands().fit(**_grouped(options))
+
+
+@main.command()
+@click.argument("model_path", metavar="MODEL", type=click.Path())
+@click.argument("points", type=click.Path())
+@click.argument("output", type=click.Path())
+@click.option("--allow-function", multiple=True, metavar="PACKAGE.MODULE:NAME", help="Function the model may import.")
+@cluster_options
+@overwrite_option
+@json_option
+@quiet_option
+@debug_option
+def predict(**options: Any) -> None:
+    """Predict the rows of POINTS with MODEL, an output of daskrr fit, and write the result to OUTPUT."""
+    functions = options.pop("allow_function")
+    _commands().predict(**_grouped(options), functions=functions)
+
+
+@main.command()
+@click.argument("points", type=click.Path())
+@kernel_options
+@model_options
+@interval_options
 @workers_option
 @json_option
 @debug_option

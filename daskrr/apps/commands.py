@@ -19,7 +19,7 @@ import numpy as np
 import zarr
 from distributed.comm.core import CommClosedError
 
-from daskrr import errors, kernels, plots, samples, scoring, synthetic
+from daskrr import errors, kernels, plots, regression, samples, scoring, synthetic
 from daskrr.apps import clusters
 from daskrr.apps import convert as conversion
 from daskrr.engine.progress import duration
@@ -331,6 +331,89 @@ def _describe_sample(summary: Mapping[str, Any]) -> str:
         ("written to", summary["output"]),
     ]
     return _table(pairs)
+
+
+def fit(
+    points: str,
+    targets: str,
+    model_path: str,
+    kernel: Mapping[str, Any],
+    model: Mapping[str, Any],
+    cluster: Mapping[str, Any],
+    weights: str | None,
+    intercept: bool,
+    overwrite: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Run ``daskrr fit``."""
+    if len(model["ridge"]) > 1:
+        raise click.UsageError("a model has one --ridge")
+    arguments = _arguments(points, model)
+    _refuse_file(targets)
+    estimator = regression.NystromKernelRidge(
+        make_kernel(kernel), fit_intercept=intercept, progress=not quiet, **{"certify": True} | arguments
+    )
+    # Mistakes should be told before a cluster is started for them.
+    estimator.check(points, targets, weights)
+    OutputStore(model_path, overwrite, regression.MODEL)
+    began = time.perf_counter()
+    with _told(quiet), clusters.connect(**cluster, echo=_silence if quiet else None):
+        estimator.fit(points, targets, weights)
+    estimator.save(model_path, overwrite=overwrite)
+    _emit(
+        estimator.summary() | {"seconds": time.perf_counter() - began, "output": model_path}, as_json, _describe_model
+    )
+
+
+def _describe_model(summary: Mapping[str, Any]) -> str:
+    inflation = summary["risk_inflation"]
+    pairs = [
+        ("rows", f"{summary['n_rows']:,} x {summary['n_features']} features"),
+        ("kernel", _described_kernel(summary["kernel"])),
+        ("ridge", f"{summary['ridge']:g}"),
+        ("landmarks", f"{summary['n_landmarks']:,}"),
+        ("effective dimension", f"{summary['effective_dimension']:.6g}"),
+        ("R2 of training rows", _figures(summary["training_r2"], ".4f")),
+        (
+            "risk inflation",
+            f"at most {inflation['factor']:.4g}, but for a chance of {inflation['failure_probability']:g}",
+        ),
+        ("time", duration(summary["seconds"])),
+        ("written to", summary["output"]),
+    ]
+    return _table(pairs)
+
+
+def predict(
+    model_path: str,
+    points: str,
+    output: str,
+    functions: Sequence[str],
+    cluster: Mapping[str, Any],
+    overwrite: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Run ``daskrr predict``."""
+    _refuse_file(points)
+    model = regression.load(model_path, functions)
+    model.progress = not quiet
+    OutputStore(output, overwrite, regression.PREDICTIONS)
+    with _told(quiet), clusters.connect(**cluster, echo=_silence if quiet else None):
+        summary = model.predict_to_zarr(points, output, overwrite=overwrite)
+    _emit(summary, as_json, _describe_predictions)
+
+
+def _describe_predictions(summary: Mapping[str, Any]) -> str:
+    return _table(
+        [
+            ("rows", f"{summary['n_rows']:,}"),
+            ("targets", str(summary["n_targets"])),
+            ("time", duration(summary["seconds"])),
+            ("written to", summary["output"]),
+        ]
+    )
 
 
 def plan(

@@ -9,6 +9,7 @@ import itertools
 import math
 import os
 import re
+import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ import distributed
 import numpy as np
 import zarr
 from dask._task_spec import convert_legacy_graph  # not public; tests hold it
+from dask.delayed import Delayed, delayed
 from dask.highlevelgraph import HighLevelGraph
 from numpy.typing import NDArray
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore
 
-from daskrr.engine.opaque import seal, unseal
+from daskrr.engine.opaque import call_sealed, seal, unseal
 from daskrr.errors import InvalidData, InvalidParameter, MissingChunks, SourceUnreachable
 
 # A decoded piece is one chunk, or as many small ones as fit in this.
@@ -80,8 +82,10 @@ class Rows:
         return self.n_rows * self.row_bytes
 
 
-def open_rows(X: Any, *, ndim: int = 2, missing_chunks: str = "refuse", name: str = "X") -> Rows:
+def open_rows(X: Any, *, ndim: int | None = 2, missing_chunks: str = "refuse", name: str = "X") -> Rows:
     """View ``X`` as rows: NumPy array, Dask array, Zarr array, or path or URL of a Zarr array.
+
+    An ``ndim`` of None allows one and two dimensions. Rows are returned as they are.
 
     Raises
     ------
@@ -92,6 +96,8 @@ def open_rows(X: Any, *, ndim: int = 2, missing_chunks: str = "refuse", name: st
     """
     if missing_chunks not in ("refuse", "fill"):
         raise InvalidParameter(f"missing_chunks must be 'refuse' or 'fill', got {missing_chunks!r}")
+    if isinstance(X, Rows):
+        return X
     origin = ""
     if isinstance(X, (str, os.PathLike)):
         origin = locate(X)
@@ -109,7 +115,9 @@ def open_rows(X: Any, *, ndim: int = 2, missing_chunks: str = "refuse", name: st
     return NumpyRows(array)
 
 
-def _check_array(shape: tuple[int, ...], dtype: Any, ndim: int, name: str) -> None:
+def _check_array(shape: tuple[int, ...], dtype: Any, ndim: int | None, name: str) -> None:
+    if ndim is None:
+        ndim = 1 if len(shape) == 1 else 2
     if len(shape) != ndim:
         wanted = "(n_rows, n_features)" if ndim == 2 else "(n_rows,)"
         raise InvalidData(f"{name} must have {ndim} dimension(s), {wanted}; its shape is {shape}. Reshape it.")
@@ -222,6 +230,51 @@ class ZarrRows(Rows):
     def source(self, start: int, stop: int) -> bytes:
         """The array's address and the rows, sealed."""
         return seal(ZarrBlock(self.array, start, stop, self.unit_rows, self.refuse_missing))
+
+
+class JoinedRows(Rows):
+    """Rows with one more feature: the root of a multiple of a column that is read from elsewhere, chunked otherwise."""
+
+    def __init__(self, rows: Rows, column: Rows, scale: float) -> None:
+        self.rows, self.column, self.scale = rows, column, scale
+        self.shape, self.dtype = (rows.n_rows, rows.shape[1] + 1), np.dtype(np.float64)
+        self.unit_rows, self.origin = rows.unit_rows, rows.origin
+        self.piece_bytes = max(rows.piece_bytes, 1) * 3
+
+    def source(self, start: int, stop: int) -> Any:
+        """Both sources, sealed; or a task that joins them, where one is a Dask object."""
+        both = self.rows.source(start, stop), self.column.source(start, stop)
+        if any(isinstance(one, Delayed) for one in both):
+            name = f"join-rows-{uuid.uuid4().hex}"
+            return delayed(call_sealed, pure=False, traverse=False)(
+                seal(_joined), *both, self.scale, dask_key_name=name
+            )  # fmt: skip
+        return seal(JoinedBlock(*both, self.scale))
+
+    def anew(self, purpose: str) -> "JoinedRows":
+        """Both anew."""
+        return JoinedRows(self.rows.anew(purpose), self.column.anew(f"{purpose}-column"), self.scale)
+
+
+@dataclasses.dataclass(frozen=True)
+class JoinedBlock:
+    """Rows of a block with one more feature."""
+
+    rows: Any
+    column: Any
+    scale: float
+
+    def __iter__(self) -> Iterator[NDArray]:
+        column = np.concatenate([np.asarray(piece, np.float64) for piece in pieces(self.column)])
+        start = 0
+        for piece in pieces(self.rows):
+            stop = start + len(piece)
+            yield np.column_stack([piece.astype(np.float64), np.sqrt(self.scale * column[start:stop])])
+            start = stop
+
+
+def _joined(rows: Any, column: Any, scale: float) -> NDArray[np.float64]:
+    return np.concatenate(list(JoinedBlock(rows, column, scale)))
 
 
 def _absolute(array: zarr.Array) -> zarr.Array:

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from daskrr.engine.passes import ClusterExecutor, Executor, constant, task
 from daskrr.errors import DaskrrError
 from daskrr.numerics import blas
-from daskrr.numerics.algebra import RidgeFactor, Whitening, ridge_factor, shift_of, subset_factor, whiten
+from daskrr.numerics.algebra import RidgeFactor, Whitening, ridge_factor, shift_of, solve_ridges, subset_factor, whiten
 
 log = logging.getLogger("daskrr")
 
@@ -78,6 +78,16 @@ class Factors:
             "gram_norm": self.ridge.gram_norm,
             "combined": self.ridge.combined is not None,
         }
+
+    def regress(self, inputs: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
+        """Solve the ridge regression for every ridge; ``inputs`` holds the lower triangle of G and the moments."""
+        if self.whitening is None:
+            raise RuntimeError("the landmarks of this run were not factored")
+        found = solve_ridges(
+            inputs["G"], inputs["features"], inputs["targets"], self.whitening, parameters["shifts"],
+            parameters["intercept"],
+        )  # fmt: skip
+        return vars(found) | {"landmarks": self.landmarks}
 
     def payload(self, kind: str) -> dict[str, Any]:
         """What a pass needs: the factor of W ("whitener"), the ridge's too ("scorer"), or both apart.

@@ -72,6 +72,12 @@ class OutputStore:
             for name, shape in shapes.items()
         }
 
+    def write(self, arrays: Mapping[str, NDArray]) -> None:
+        """Write small arrays of any shape, each as one chunk."""
+        group = zarr.open_group(self.path, mode="w")
+        for name, values in arrays.items():
+            group.create_array(name, data=np.asarray(values), compressors=(ZstdCodec(level=1), Crc32cCodec()))
+
     def commit(self, attributes: dict[str, Any]) -> None:
         """Write the attributes, then put the result in its place, unless something else has come there meanwhile."""
         if self.local:
@@ -140,7 +146,12 @@ def write_block(arrays: dict[str, zarr.Array], columns: dict[str, NDArray[np.flo
 
 
 def open_result(path: str | os.PathLike) -> zarr.Group:
-    """Open a finished result for reading.
+    """Open finished scores for reading; see :func:`open_stored`."""
+    return open_stored(path, "scores")
+
+
+def open_stored(path: str | os.PathLike, kind: str) -> zarr.Group:
+    """Open what was finished and stored, of the given kind, for reading.
 
     Raises
     ------
@@ -150,14 +161,13 @@ def open_result(path: str | os.PathLike) -> zarr.Group:
     name = locate(path)
     group = _open_group(name)
     if group is None:
-        raise InvalidData(f"there are no scores at {redact(name)}. Give the output of `daskrr score`.")
+        what = "are no scores" if kind == "scores" else f"is not {kind}"
+        raise InvalidData(f"there {what} at {redact(name)}.")
     attributes: Any = group.attrs.get(RESULT_KEY)
     if attributes is None:
         raise InvalidData(f"{redact(name)} is not a finished result of daskrr. Score again, then read it.")
-    if attributes.get("kind") != "scores":
-        raise InvalidData(
-            f"{redact(name)} holds {attributes.get('kind')}, not scores. Give the output of `daskrr score`."
-        )
+    if attributes.get("kind") != kind:
+        raise InvalidData(f"{redact(name)} holds {attributes.get('kind')}, not {kind}.")
     if attributes.get("format") != FORMAT:
         raise InvalidData(
             f"{redact(name)} has format {attributes.get('format')}; this version reads format {FORMAT}. Upgrade daskrr."

@@ -270,6 +270,68 @@ def _leading(G: NDArray, whitening: Whitening, shift: float) -> tuple[NDArray, N
     return np.ascontiguousarray(vectors[:, first:].T) @ whitening.inverse, eigenvalues[first:], left
 
 
+@dataclass(frozen=True)
+class RidgeSolution:
+    """Regression on B at L ridges, t targets: coefficients of kernel columns, and what follows without the rows.
+
+    Attributes
+    ----------
+    coefficients
+        (L, r, t): a row with kernel columns c is predicted as c·coefficients + intercept.
+    intercepts
+        (L, t).
+    residual_squares
+        (L, t) weighted sums of squared residuals.
+    effective_dimensions
+        (L,) trace of the smoother, the intercept not counted.
+    target_squares
+        (t,) weighted sums of squares of the targets about their mean, or about 0 without an intercept.
+    """
+
+    coefficients: NDArray[np.float64]
+    intercepts: NDArray[np.float64]
+    residual_squares: NDArray[np.float64]
+    effective_dimensions: NDArray[np.float64]
+    target_squares: NDArray[np.float64]
+
+
+def solve_ridges(
+    G: NDArray[np.float64],
+    features: NDArray[np.float64],
+    targets: NDArray[np.float64],
+    whitening: Whitening,
+    shifts: Sequence[float],
+    intercept: bool,
+) -> RidgeSolution:
+    """Ridge regression of the targets on the rows b of B, from G and the moments Bᵀ[1, Y] and [1, Y]ᵀ[1, Y].
+
+    With an intercept, B and Y are centred first, in the sums.
+    """
+    G = blas.mirror_lower(G)
+    total, target_sums, products = targets[0, 0], targets[0, 1:], np.diagonal(targets)[1:].copy()
+    mean, target_mean = np.zeros(len(G)), np.zeros_like(target_sums)
+    if intercept:
+        mean, target_mean = features[:, 0] / total, target_sums / total
+        G -= total * np.outer(mean, mean)
+        products -= total * target_mean**2
+    V = features[:, 1:] - total * np.outer(mean, target_mean)
+    eigenvalues, vectors = np.linalg.eigh(G)
+    eigenvalues = np.maximum(eigenvalues, 0.0)
+    W = vectors.T @ V
+    found: dict[str, list[Any]] = {"coefficients": [], "intercepts": [], "squares": [], "dimensions": []}
+    for shift in shifts:
+        whole = (eigenvalues + shift)[:, None]
+        theta = vectors @ (W / whole)
+        found["coefficients"].append(whitening.inverse.T @ theta)
+        found["intercepts"].append(target_mean - mean @ theta)
+        found["squares"].append(np.maximum(products - np.sum(W**2 * (whole + shift) / whole**2, axis=0), 0.0))
+        found["dimensions"].append(float(np.sum(eigenvalues / whole[:, 0])))
+    arrays = {name: np.array(values) for name, values in found.items()}
+    return RidgeSolution(
+        arrays["coefficients"], arrays["intercepts"], arrays["squares"], arrays["dimensions"], products
+    )  # fmt: skip
+
+
 def subset_factor(W: NDArray[np.float64], shift: float) -> NDArray[np.float64]:
     """Lower triangular inverse of the Cholesky factor of W + shift·I, for scores among the landmarks alone."""
     M = W.copy()

@@ -68,6 +68,30 @@ class Totals:
 
 
 @dataclass(frozen=True)
+class Targets:
+    """What is to be predicted of a block of rows, (m, t); the last feature of weighted rows is the root of a weight."""
+
+    values: NDArray[np.float64]
+    weighted: bool
+
+    def design(self, X: NDArray, start: int) -> NDArray[np.float64]:
+        """(m, 1 + t): ones and targets of the rows X from ``start`` on, times the roots of their weights."""
+        found = np.column_stack([np.ones(len(X)), self.values[start : start + len(X)]])
+        return found * X[:, -1:].astype(np.float64) if self.weighted else found
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums for regression: Bᵀ[1, Y] (r, 1 + t) and [1, Y]ᵀ[1, Y] (1 + t, 1 + t)."""
+
+    features: NDArray[np.float64]
+    targets: NDArray[np.float64]
+
+    def __add__(self, other: "Moments") -> "Moments":
+        return Moments(self.features + other.features, self.targets + other.targets)
+
+
+@dataclass(frozen=True)
 class GramPart:
     """Result of pass 1 on some rows: the lower triangle of their Gram matrix, sums, and rows drawn by name."""
 
@@ -75,6 +99,7 @@ class GramPart:
     kept: Kept | None
     totals: Totals
     drawn: dict[str, Reservoir]
+    moments: Moments | None = None
 
     def __sizeof__(self) -> int:
         kept = 0 if self.kept is None else self.kept.__sizeof__()
@@ -113,6 +138,7 @@ def gram_block(
     first_row: int,
     draws: dict[str, Draw] | None = None,
     with_gram: bool = True,
+    targets: Targets | None = None,
 ) -> GramPart:
     """Pass 1 on one block (Algorithm, step 3): C → B → G += BᵀB, and the residual k_ii − ‖b_i‖².
 
@@ -129,6 +155,7 @@ def gram_block(
     residuals: list[NDArray] = [np.empty(0)]
     diagonals: list[NDArray] = [np.empty(0)]
     drawn: dict[str, Reservoir] = {}
+    moments = None if targets is None else _no_moments(rank, targets)
     for piece in reader:
         diagonal = whitener.diagonal(piece)
         found: list[NDArray] = []
@@ -139,6 +166,9 @@ def gram_block(
             found.append(diagonal[rows] - blas.row_norms(B))
             if with_gram:
                 _add_gram(B, gram, part)
+            if moments is not None and targets is not None:
+                T = targets.design(piece[rows], reader.n_rows - len(piece) + rows.start)
+                moments += Moments(B.T.astype(np.float64, copy=False) @ T, T.T @ T)
         residual = np.concatenate(found) if found else np.empty(0)
         start = first_row + reader.n_rows - len(piece)
         check_overflow(residual, start)
@@ -154,7 +184,12 @@ def gram_block(
         float(residual.max(initial=-np.inf)),
         float(residual.min(initial=np.inf)),
     )
-    return GramPart(gram, Kept(residual, reader.checksum), totals, drawn)
+    return GramPart(gram, Kept(residual, reader.checksum), totals, drawn, moments)
+
+
+def _no_moments(rank: int, targets: Targets) -> Moments:
+    n_columns = 1 + targets.values.shape[1]
+    return Moments(np.zeros((rank, n_columns)), np.zeros((n_columns, n_columns)))
 
 
 @LEGAL_OVERFLOW

@@ -61,14 +61,14 @@ class BlockReader:
             yield piece
 
 
-def check_finite(piece: NDArray, first_row: int) -> None:
+def check_finite(piece: NDArray, first_row: int, name: str = "the input") -> None:
     """Raise :class:`InvalidData` naming the first rows of ``piece`` (m, d) that hold NaN or infinity."""
     if piece.dtype.kind not in "fc" or np.isfinite(piece).all():
         return
     bad = np.flatnonzero(~np.isfinite(piece).all(axis=1))
     named = ", ".join(str(first_row + row) for row in bad[:5]) + (", …" if len(bad) > 5 else "")
     raise InvalidData(
-        f"rows {first_row}–{first_row + len(piece) - 1} of the input hold NaN or infinity in {len(bad)} rows: "
+        f"rows {first_row}–{first_row + len(piece) - 1} of {name} hold NaN or infinity in {len(bad)} rows: "
         f"{named}. Remove or impute them before scoring."
     )
 

@@ -1,7 +1,7 @@
 """From landmarks to a fitted sketch: their kernel matrix, its factor, and pass 1 over the rows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from daskrr.engine.passes import Run
 from daskrr.engine.progress import Stage
+from daskrr.engine.rows import Rows
 from daskrr.engine.scheduler import algebra
 from daskrr.kernels import Kernel
 from daskrr.numerics import reservoir
@@ -83,14 +84,19 @@ def whiten(run: Run, name: str, settings: Settings, chosen: Chosen) -> tuple[Nys
 
 
 def first_pass(
-    run: Run, sketch: NystromSketch, draws: dict[str, Draw], with_gram: bool = True, title: str = "pass 1: gram"
+    run: Run,
+    sketch: NystromSketch,
+    draws: dict[str, Draw],
+    with_gram: bool = True,
+    title: str = "pass 1: gram",
+    targets: Rows | None = None,
 ) -> FirstPass:
     """Pass 1: add the blocks' Gram matrices from left to right; keep the residuals where they are; draw rows."""
     kept: list[Any] = []
     total: list[Any] = []
     waiting: list[Any] = []
     payload = run.executor.hold(sketch.algebra.payload("whitener"))
-    tasks = sketch.gram_tasks(payload, run.rows, run.blocks, draws, with_gram)
+    tasks = sketch.gram_tasks(payload, run.rows, run.blocks, draws, with_gram, targets)
     with Stage(run.report, title, total=len(run.blocks), total_rows=run.rows.n_rows) as stage:
         for block, part in zip(run.blocks, run.executor.window(tasks), strict=True):
             if with_gram:
@@ -114,7 +120,7 @@ def _kept(part: GramPart) -> Kept | None:
 
 
 def _gram(part: GramPart) -> dict[str, Any]:
-    return {"G": part.gram}
+    return {"G": part.gram} if part.moments is None else {"G": part.gram} | asdict(part.moments)
 
 
 def _drawn(part: GramPart) -> dict[str, Reservoir]:
@@ -128,12 +134,13 @@ def _totals(part: GramPart) -> Totals:
 def add_parts(first: GramPart, *parts: GramPart) -> GramPart:
     """Add parts of pass 1 from left to right."""
     if not parts:
-        return GramPart(first.gram, None, first.totals, first.drawn)
-    gram, totals = first.gram.copy(), first.totals
+        return GramPart(first.gram, None, first.totals, first.drawn, first.moments)
+    gram, totals, moments = first.gram.copy(), first.totals, first.moments
     for part in parts:
         np.add(gram, part.gram, out=gram)
         totals = totals + part.totals
-    return GramPart(gram, None, totals, _merged([first, *parts]))
+        moments = None if moments is None or part.moments is None else moments + part.moments
+    return GramPart(gram, None, totals, _merged([first, *parts]), moments)
 
 
 def _merged(parts: Sequence[GramPart]) -> dict[str, Reservoir]:

@@ -1,5 +1,6 @@
 """Landmarks chosen in rounds: each looks at what the landmarks so far leave unexplained, and adds to them."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,9 +27,11 @@ from daskrr.nystrom.sketch import NystromSketch, whitener_of
 
 # Of the landmarks of "leverage" sampling, one in so many belongs to its first round.
 FIRST_SHARE = 4
-# New landmarks are chosen among so many times as many rows, as long as those are not too many to compare.
+# New landmarks are chosen among so many times as many rows, as long as those are not too many to compare. A choice may
+# take this share of the operations of the pass that follows; it runs about ten times as slowly as that, on one core.
 CANDIDATES = 6
 ENOUGH_CANDIDATES = 2000
+CHOICE_SHARE = 0.02
 FIRST_ROUND_FAILURE = 1e-3
 
 
@@ -92,7 +95,8 @@ def _by_residual(run: Run, settings: Settings, scheme: Scheme) -> Chosen:
         wanted = size - sizes[number - 1]
         sketch, _ = whiten(run, f"{run.name}-round{number}", settings, chosen)
         title = f"round {number} of {len(sizes) - 1}: residuals"
-        first = first_pass(run, sketch, landmark_draw(scheme.seed, number, wanted), with_gram=False, title=title)
+        draws = landmark_draw(scheme.seed, number, wanted, size, run.rows.n_rows)
+        first = first_pass(run, sketch, draws, with_gram=False, title=title)
         larger = grow(run, settings, chosen, first, wanted, scheme.seed, number, scheme.replacement)
         if larger is chosen:
             break
@@ -100,15 +104,19 @@ def _by_residual(run: Run, settings: Settings, scheme: Scheme) -> Chosen:
     return chosen
 
 
-def n_candidates(size: int) -> int:
-    """How many rows are drawn for each round of ``size`` new landmarks, which are chosen among them."""
-    return max(min(CANDIDATES * size, ENOUGH_CANDIDATES), 2 * size)
+def n_candidates(size: int, n_landmarks: int, n_rows: int) -> int:
+    """How many rows are drawn for a round of ``size`` new landmarks, which makes ``n_landmarks`` in all.
+
+    A choice costs size·c² operations for c candidates, and the pass that follows n_rows·n_landmarks².
+    """
+    affordable = math.isqrt(int(CHOICE_SHARE * n_rows * n_landmarks**2 / size))
+    return max(min(CANDIDATES * size, ENOUGH_CANDIDATES, affordable), 2 * size)
 
 
-def landmark_draw(seed: int, round_number: int, size: int) -> dict[str, Draw]:
+def landmark_draw(seed: int, round_number: int, size: int, n_landmarks: int, n_rows: int) -> dict[str, Draw]:
     """Rows that may become landmarks in the next round, to be drawn during a pass."""
     order = Order.of(child(seed, "landmarks", round_number, 1))
-    return {"landmarks": Draw(order, n_candidates(size) + 1, clear_residual)}
+    return {"landmarks": Draw(order, n_candidates(size, n_landmarks, n_rows) + 1, clear_residual)}
 
 
 def grow(

@@ -21,12 +21,13 @@ from daskrr.engine.rows import Rows, open_rows, pieces
 from daskrr.engine.scheduler import Algebra
 from daskrr.errors import InvalidData
 from daskrr.kernels import Kernel
+from daskrr.kernels.weighted import Weighted
 from daskrr.numerics import blas
 from daskrr.numerics.algebra import kernel_error, residual_error, shift_of
 from daskrr.numerics.bounds import Certainty
-from daskrr.numerics.gram import Draw, GramPart, Kept, Whitener, gram_block
+from daskrr.numerics.gram import Draw, GramPart, Kept, Targets, Whitener, gram_block
 from daskrr.numerics.score import Leading, Probe, ScoredRows, Scorer, Subset, new_rows_block, score_block
-from daskrr.numerics.tiles import Columns, Pieces, fill_tile
+from daskrr.numerics.tiles import Columns, Pieces, check_finite, fill_tile
 from daskrr.nystrom.sampling import Landmarks
 
 
@@ -118,9 +119,18 @@ def gram_task(
     payload: dict[str, Any],
     source: Any,
     start: int,
+    *targets: Any,
 ) -> GramPart:
-    """Pass 1 on one block."""
-    return gram_block(whitener_of(payload, kernel, dtype), pieces(source), start, draws, with_gram)
+    """Pass 1 on one block, with its targets if there are any."""
+    found = _targets(targets[0], start, isinstance(kernel, Weighted)) if targets else None
+    return gram_block(whitener_of(payload, kernel, dtype), pieces(source), start, draws, with_gram, found)
+
+
+def _targets(source: Any, start: int, weighted: bool) -> Targets:
+    values = np.concatenate([np.asarray(piece, np.float64) for piece in pieces(source)])
+    values = values.reshape(len(values), -1)
+    check_finite(values, start, "y")
+    return Targets(values, weighted)
 
 
 def score_task(
@@ -251,14 +261,22 @@ class NystromSketch:
         return as_array(f"new-rows-{reading}", tasks, blocks, 2 * len(self.ridges) + 1)
 
     def gram_tasks(
-        self, payload: Any, rows: Rows, blocks: Sequence[Block], draws: dict[str, Draw], with_gram: bool
+        self,
+        payload: Any,
+        rows: Rows,
+        blocks: Sequence[Block],
+        draws: dict[str, Draw],
+        with_gram: bool,
+        targets: Rows | None = None,
     ) -> Iterator[Delayed]:
         """The tasks of pass 1, to which ``payload`` is the factor of W."""
         work = partial(gram_task, self.kernel, self.dtype, draws, with_gram)
         rows = rows.anew(f"gram-{self.run}")
         name = "gram" if with_gram else "residual"
+        targets = None if targets is None else targets.anew(f"targets-{self.run}")
         for b in blocks:
-            yield task(name, self.run, b.index, work, payload, rows.source(b.start, b.stop), b.start)
+            more = [] if targets is None else [targets.source(b.start, b.stop)]
+            yield task(name, self.run, b.index, work, payload, rows.source(b.start, b.stop), b.start, *more)
 
     def score_tasks(
         self,

@@ -1,0 +1,344 @@
+"""Kernel ridge regression against dense solutions, scikit-learn, and itself on other sources."""
+
+import json
+
+import dask.array as da
+import numpy as np
+import pytest
+import zarr
+from sklearn.base import clone
+from sklearn.linear_model import Ridge
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from strategies import as_zarr
+
+import daskrr
+from daskrr import NystromKernelRidge
+from daskrr.errors import InvalidData, InvalidParameter, OutputExists, RidgeTooSmall
+from daskrr.kernels import Gaussian, Laplacian, Linear, Matern, Polynomial
+from daskrr.kernels.weighted import Weighted
+
+KERNEL, RIDGE = Matern(1.5, 1.5), 1e-3
+
+
+def rows(n=80, d=3, seed=0):
+    return np.random.default_rng(seed).standard_normal((n, d))
+
+
+def targets(X, t=None, seed=0):
+    noise = 0.1 * np.random.default_rng(seed).standard_normal((len(X), t or 1))
+    found = np.sin(X[:, :1] * np.arange(1, (t or 1) + 1)) + 3.0 + noise
+    return found if t else found[:, 0]
+
+
+def weights(n, seed=1):
+    return np.random.default_rng(seed).uniform(0.1, 3.0, n)
+
+
+def fitted(X, y, kernel=KERNEL, ridge=RIDGE, n_landmarks=30, sample_weight=None, **options):
+    options = {"random_state": 0} | options
+    return NystromKernelRidge(kernel, ridge, n_landmarks, **options).fit(X, y, sample_weight)
+
+
+def everything(X, y, **options):
+    return fitted(X, y, n_landmarks=None, sampling=np.arange(len(X)), **options)
+
+
+def dense(X, y, new, kernel, ridge, intercept, w):
+    """Weighted kernel ridge regression from its normal equations."""
+    K, n, mu = kernel(X, X), len(X), ridge * w.sum()
+    if not intercept:
+        return kernel(new, X) @ np.linalg.solve(K + mu * np.diag(1 / w), y)
+    centre = np.eye(n) - np.outer(np.ones(n), w / w.sum())
+    alpha = np.linalg.solve(centre @ K + mu * np.diag(1 / w), centre @ y)
+    f = K @ alpha
+    return kernel(new, X) @ alpha + (w @ (y - f)) / w.sum()
+
+
+# --- Identities ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kernel", [Matern(1.5, 1.5), Laplacian(2.0), Polynomial(2)], ids=repr)
+def test_fit__with_every_row_as_a_landmark_is_exact(kernel, weighted, intercept):
+    X, new = rows(), rows(20, seed=5)
+    y, w = targets(X, 2), weights(len(X)) if weighted else np.ones(len(X))
+    model = everything(X, y, kernel=kernel, fit_intercept=intercept, sample_weight=w if weighted else None)
+    expected = dense(X, y, new, kernel, RIDGE, intercept, w)
+    np.testing.assert_allclose(model.predict(new), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_fit__with_the_linear_kernel_is_ridge_regression(intercept):
+    X, w = rows(), weights(80)
+    y = targets(X)
+    for sample_weight, total in ((None, 80.0), (w, w.sum())):
+        model = fitted(X, y, Linear(), 0.01, 10, sample_weight, fit_intercept=intercept)
+        ridge = Ridge(0.01 * total, fit_intercept=intercept).fit(X, y, sample_weight)
+        np.testing.assert_allclose(model.predict(X), ridge.predict(X), rtol=1e-9)
+        assert model.intercept_ == pytest.approx(ridge.intercept_, rel=1e-9)
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_fit__with_integer_weights_equals_repeated_rows(intercept):
+    X = rows(40)
+    y, repeats = targets(X), np.random.default_rng(3).integers(1, 4, 40)
+    options = {"n_landmarks": None, "fit_intercept": intercept, "sampling": np.arange(40)}
+    model = fitted(X, y, sample_weight=repeats, **options)
+    first = np.flatnonzero(np.diff(np.repeat(np.arange(40), repeats), prepend=-1))
+    again = fitted(np.repeat(X, repeats, axis=0), np.repeat(y, repeats), **options | {"sampling": first})
+    np.testing.assert_allclose(model.predict(X), again.predict(X), atol=1e-8)
+    assert model.residual_squares_[0] == pytest.approx(again.residual_squares_[0] * 40 / repeats.sum(), rel=1e-7)
+
+
+def test_fit__leaves_rows_of_weight_zero_out():
+    X = rows()
+    y, w = targets(X), np.where(np.arange(80) < 50, 1.0, 0.0)
+    kept = everything(X[:50], y[:50], ridge=RIDGE)
+    np.testing.assert_allclose(everything(X, y, sample_weight=w).predict(X), kept.predict(X), atol=1e-8)
+
+
+def test_fit__of_several_targets_fits_each():
+    X = rows()
+    y = targets(X, 3)
+    together = fitted(X, y, fit_intercept=True)
+    assert (together.dual_coef_.shape, together.intercept_.shape) == ((30, 3), (3,))
+    for column in range(3):
+        alone = fitted(X, y[:, column], fit_intercept=True)
+        assert alone.dual_coef_.shape == (30,)
+        np.testing.assert_allclose(together.predict(X)[:, column], alone.predict(X), rtol=1e-9)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("intercept", [False, True])
+def test_residual_squares__are_those_of_the_training_rows(intercept, weighted):
+    X = rows()
+    y, w = targets(X, 2), weights(80) if weighted else np.ones(80)
+    model = fitted(X, y, fit_intercept=intercept, sample_weight=w if weighted else None)
+    squares = (w * 80 / w.sum()) @ (y - model.predict(X)) ** 2
+    np.testing.assert_allclose(model.residual_squares_, squares, rtol=1e-7)
+
+
+def test_effective_dimension__is_that_of_the_scores():
+    X = rows()
+    model = fitted(X, targets(X))
+    result = daskrr.leverage_scores(X, KERNEL, RIDGE, 30, random_state=0, progress=False)
+    assert model.effective_dimension_ == pytest.approx(result.effective_dimension, rel=1e-9)
+
+
+# --- Certificate --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_risk_inflation__bounds_the_exact_risk(seed):
+    X, n, sigma = rows(200, 2, seed), 200, 0.3
+    truth, kernel, mu = np.sin(2 * X[:, 0]) * X[:, 1], Gaussian(0.7), 200 * 1e-3
+    model = fitted(X, truth, kernel, 1e-3, 90, random_state=seed)
+    K = kernel(X, X)
+    C, W = kernel(X, model.landmarks_), kernel(model.landmarks_, model.landmarks_)
+    L = C @ np.linalg.solve(W + 1e-12 * np.eye(len(W)), C.T)
+
+    def risk(M):
+        smoother = np.linalg.solve(M + mu * np.eye(n), M).T
+        return np.sum((truth - smoother @ truth) ** 2) + sigma**2 * np.sum(smoother**2)
+
+    inflation = model.risk_inflation_
+    assert inflation.failure_probability == 1e-6
+    assert risk(L) <= inflation.factor * risk(K)
+    assert 1.0 <= inflation.factor < 10.0
+
+
+def test_risk_inflation__shrinks_with_landmarks_and_is_none_unless_asked():
+    X = rows(200)
+    y = targets(X)
+    factors = [fitted(X, y, n_landmarks=p).risk_inflation_.factor for p in (20, 80, 180)]
+    assert factors == sorted(factors, reverse=True)
+    assert fitted(X, y, failure_probability=0).risk_inflation_.failure_probability == 0
+    assert fitted(X, y, certify=False).risk_inflation_ is None
+
+
+def test_tolerance__chooses_the_landmarks():
+    X = rows(300, 2)
+    model = fitted(X, targets(X), n_landmarks=None, tolerance=0.2, max_landmarks=300)
+    assert model.risk_inflation_.factor < 1.5
+    assert 128 <= len(model.landmarks_) <= 300
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "diagonal", "leverage"])
+def test_sampling__schemes_and_sketch_ridge_serve_the_model(sampling):
+    X = rows(200)
+    plain = fitted(X, targets(X), sampling=sampling, fit_intercept=True)
+    other = fitted(X, targets(X), sampling=sampling, sketch_ridge=1e-6, fit_intercept=True)
+    assert plain.score(X, targets(X)) > 0.7
+    assert other.score(X, targets(X)) > 0.7
+    assert not np.array_equal(plain.predict(X), other.predict(X))
+
+
+# --- Sources ------------------------------------------------------------------------------------------
+
+
+def sources(X, y, w, folder):
+    yield da.from_array(X, chunks=(30, 2)), da.from_array(y, chunks=17), da.from_array(w, chunks=11)
+    yield as_zarr(X, (25, 3)), as_zarr(y, (7,)), as_zarr(w, (80,))
+    paths = []
+    for name, values, chunks in (("X", X, (25, 3)), ("y", y, (7,)), ("w", w, (9,))):
+        as_zarr(values, chunks, str(folder / name))
+        paths.append(str(folder / name))
+    yield tuple(paths)
+    yield X, da.from_array(y, chunks=17), w
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_fit__takes_every_source_in_chunks_of_its_own(weighted, tmp_path):
+    X, w = rows(), weights(80)
+    y = targets(X)
+    expected = fitted(X, y, sample_weight=w if weighted else None).predict(X)
+    for data, y_data, w_data in sources(X, y, w, tmp_path):
+        model = fitted(data, y_data, sample_weight=w_data if weighted else None)
+        np.testing.assert_allclose(model.predict(X), expected, atol=1e-8)
+        lazy = model.predict(data)
+        if data is not X:
+            assert isinstance(lazy, da.Array)
+            lazy = lazy.compute()
+        np.testing.assert_allclose(lazy, expected, atol=1e-8)
+
+
+def test_score__is_out_of_core_what_it_is_in_memory(tmp_path):
+    X = rows()
+    y = targets(X, 2)
+    model = fitted(X, y)
+    expected = model.score(X, y)
+    assert model.score(da.from_array(X, chunks=(30, 3)), da.from_array(y, chunks=(17, 1))) == pytest.approx(expected)
+    as_zarr(X, (25, 3), str(tmp_path / "X"))
+    as_zarr(y, (7, 2), str(tmp_path / "y"))
+    assert model.score(tmp_path / "X", tmp_path / "y") == pytest.approx(expected)
+    with pytest.raises(InvalidParameter, match="arrays in memory only"):
+        model.score(tmp_path / "X", tmp_path / "y", sample_weight=weights(80))
+
+
+def test_fit__has_the_same_bits_on_a_cluster(request, tmp_path):
+    X, w = rows(600), weights(600)
+    store, y = as_zarr(X, (100, 3), str(tmp_path / "X")), targets(X)
+    local = fitted(store, y, sample_weight=w)
+    expected = local.predict(store).compute()
+    request.getfixturevalue("client")
+    remote = fitted(store, y, sample_weight=w)
+    np.testing.assert_array_equal(remote.dual_coef_, local.dual_coef_)
+    np.testing.assert_array_equal(remote.predict(store).compute(), expected)
+    assert remote.risk_inflation_ == local.risk_inflation_
+
+
+# --- Saving -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_save__keeps_what_predicts(several, tmp_path):
+    X = rows()
+    model = fitted(X, targets(X, 2 if several else None), fit_intercept=True)
+    model.save(tmp_path / "model.zarr")
+    loaded = daskrr.load(tmp_path / "model.zarr")
+    np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
+    assert loaded.risk_inflation_ == model.risk_inflation_
+    assert (loaded.ridge, loaded.kernel_, loaded.n_features_in_) == (RIDGE, KERNEL, 3)
+    assert loaded.fit(X, targets(X)).predict(X).shape == (80,)
+    with pytest.raises(OutputExists, match="holds a model already"):
+        model.save(tmp_path / "model.zarr")
+    model.save(tmp_path / "model.zarr", overwrite=True)
+
+
+def test_load__refuses_what_is_no_model_of_its_version(tmp_path):
+    X = rows()
+    with pytest.raises(InvalidData, match="there is not a model at"):
+        daskrr.load(tmp_path / "nothing.zarr")
+    daskrr.score_to_zarr(X, tmp_path / "scores.zarr", KERNEL, RIDGE, 20, progress=False)
+    with pytest.raises(InvalidData, match="holds scores, not a model"):
+        daskrr.load(tmp_path / "scores.zarr")
+    fitted(X, targets(X)).save(tmp_path / "model.zarr")
+    group = zarr.open_group(tmp_path / "model.zarr", mode="r+")
+    group.attrs["daskrr"] = json.loads(json.dumps(group.attrs["daskrr"])) | {"model_version": 99}
+    with pytest.raises(InvalidData, match="the model has version 99, and this daskrr reads version 1"):
+        daskrr.load(tmp_path / "model.zarr")
+
+
+# --- Bad input ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y": targets(rows(79))}, "inconsistent numbers of samples|80 rows and y has 79"),
+        ({"y": da.from_array(targets(rows(79)), chunks=10)}, "X has 80 rows and y has 79"),
+        ({"y": da.from_array(np.where(np.arange(80) == 7, np.nan, 1.0), chunks=10)}, r"of y hold NaN .* 7"),
+        ({"y": np.where(np.arange(80) == 7, np.nan, 1.0)}, "NaN"),
+        ({"sample_weight": -np.ones(80)}, r"weight of row 0 is -1\.0"),
+        ({"sample_weight": np.zeros(80)}, "every sample weight is zero"),
+        ({"sample_weight": np.ones(79)}, "sample_weight|could not be broadcast"),
+        ({"ridge": 0.0}, "ridge must be positive"),
+        ({"kernel": Gaussian((1.0, 2.0))}, "length_scale has 2 entries, the rows have 3 features"),
+    ],
+)
+def test_fit__refuses_bad_input(change, message):
+    X = rows()
+    arguments = {"X": X, "y": targets(X)} | change
+    with pytest.raises(ValueError, match=message):
+        fitted(**arguments)
+
+
+def test_fit__refuses_a_ridge_below_round_off():
+    with pytest.raises(RidgeTooSmall, match="smallest ridge that works is"):
+        fitted(rows(), targets(rows()), ridge=1e-25)
+
+
+def test_predict__needs_a_fitted_model_and_its_features():
+    model = NystromKernelRidge(KERNEL, RIDGE, 10)
+    with pytest.raises(ValueError, match="not fitted yet"):
+        model.predict(rows())
+    model.fit(rows(), targets(rows()))
+    for X in (rows(5, 2), da.from_array(rows(5, 2), chunks=2)):
+        with pytest.raises(ValueError, match="X has 2 features, but NystromKernelRidge is expecting 3 features"):
+            model.predict(X)
+
+
+# --- scikit-learn -------------------------------------------------------------------------------------
+
+EXPECTED_FAILURES = {
+    "check_sample_weight_equivalence_on_dense_data": "landmarks are drawn by row, so that repeating rows draws others; "
+    "with fixed landmarks weights equal repeats, which a test of ours shows",
+}
+
+
+@parametrize_with_checks(
+    [NystromKernelRidge(n_landmarks=20, random_state=0)], expected_failed_checks=lambda model: EXPECTED_FAILURES
+)
+def test_contract__of_scikit_learn(estimator, check):
+    check(estimator)
+
+
+def test_model__can_be_cloned_piped_and_searched():
+    X = rows()
+    y = targets(X)
+    model = NystromKernelRidge(KERNEL, RIDGE, 40, fit_intercept=True, random_state=0)
+    assert clone(model).get_params() == model.get_params()
+    pipeline = make_pipeline(StandardScaler(), model).fit(X, y)
+    assert pipeline.score(X, y) > 0.9
+    search = GridSearchCV(model, {"ridge": [1e-3, 1.0], "kernel": [Gaussian(1.0), Gaussian(2.0)]}, cv=3).fit(X, y)
+    assert search.best_params_["ridge"] == 1e-3
+
+
+# --- The weighted kernel ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_weighted__multiplies_by_both_factors(dtype):
+    X, Z = rows(9, 4), rows(5, 4, seed=1)
+    kernel = Weighted(KERNEL)
+    expected = KERNEL(X[:, :3], Z[:, :3]) * np.outer(X[:, 3], Z[:, 3])
+    np.testing.assert_allclose(kernel(X, Z), expected, rtol=1e-13)
+    np.testing.assert_allclose(kernel.diagonal(X), X[:, 3] ** 2, rtol=1e-13)
+    out = np.empty((9, 5), dtype)
+    kernel.columns(Z, dtype)(X, out)
+    np.testing.assert_allclose(out, expected, atol=1e-12 if dtype == np.float64 else 1e-5)
+    assert Weighted(Gaussian("median")).resolve(X).part == Gaussian("median").resolve(X[:, :3])
