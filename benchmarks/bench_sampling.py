@@ -264,7 +264,10 @@ def budgets(schemes: dict[str, list[dict[str, Any]]], clock: str) -> list[float]
 
 
 def rank_at_equal_time(results: Sequence[dict[str, Any]], clock: str) -> list[dict[str, Any]]:
-    """The schemes by their median logarithmic width over problems and budgets; widths relative to the default too.
+    """The schemes by their logarithmic width relative to the default's, on average over problems and budgets.
+
+    Widths of different problems lie orders of magnitude apart, so that each is compared with the default's on the same
+    problem in the same time; the median over all is told beside it.
 
     Empty where no two schemes ever took the same time.
     """
@@ -284,7 +287,7 @@ def rank_at_equal_time(results: Sequence[dict[str, Any]], clock: str) -> list[di
         }
         for name, values in widths.items()
     ]
-    return sorted(ranked, key=lambda one: one["median_log_width"])
+    return sorted(ranked, key=lambda one: one["relative_to_default"])
 
 
 def candidate_gain(results: Sequence[dict[str, Any]]) -> dict[str, float]:
