@@ -310,8 +310,21 @@ EXPECTED_FAILURES = {
 }
 
 
-@parametrize_with_checks(
+CHECKS = parametrize_with_checks(
     [NystromKernelRidge(n_landmarks=20, random_state=0)], expected_failed_checks=lambda model: EXPECTED_FAILURES
+)
+
+
+def name_of(pair):
+    check = (pair.values if hasattr(pair, "values") else pair)[1]
+    return getattr(check, "func", check).__name__
+
+
+# One check wants an environment variable that changes SciPy for the whole process; it would be skipped.
+@pytest.mark.parametrize(
+    ("estimator", "check"),
+    [pair for pair in CHECKS.args[1] if name_of(pair) != "check_array_api_input"],
+    ids=lambda value: getattr(getattr(value, "func", value), "__name__", "model"),
 )
 def test_contract__of_scikit_learn(estimator, check):
     check(estimator)
