@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import nullcontext
 from dataclasses import fields
 from importlib import metadata
@@ -22,7 +23,7 @@ from distributed import KilledWorker, LocalCluster
 import daskrr
 from daskrr import arguments, errors, kernels
 from daskrr.apps import clusters, commands
-from daskrr.apps.cli import KERNELS, main
+from daskrr.apps.cli import KERNELS, main, sure_interrupts
 from daskrr.synthetic import clusters_with_outliers, planted_outliers, write_demo_store
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(daskrr.__file__).parents[1])}
@@ -304,6 +305,48 @@ class TestScoreChecksFirst:
         result = invoke("score", points, scored, *MODEL)
         assert result.exit_code == 4
         assert sorted(path.stat().st_mtime_ns for path in scored.rglob("*")) == before
+
+
+class Finalized:
+    """Something that is interrupted while it is finalized."""
+
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        sum(range(1000))
+
+
+class TestInterrupts:
+    def test_an_interrupt_within_a_finalizer_is_not_forgotten(self):
+        before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)
+
+        def work():
+            with sure_interrupts():
+                Finalized()
+                threading.Event().wait(SECONDS)
+
+        with pytest.raises(KeyboardInterrupt):
+            work()
+        assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)) == before
+
+    def test_an_interrupt_elsewhere_comes_at_once(self):
+        def work():
+            with sure_interrupts():
+                os.kill(os.getpid(), signal.SIGINT)
+                threading.Event().wait(SECONDS)
+
+        with pytest.raises(KeyboardInterrupt):
+            work()
+
+    def test_other_threads_leave_signals_alone(self):
+        def work():
+            with sure_interrupts():
+                pass
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+        assert signal.getsignal(signal.SIGINT) is not None
 
 
 class TestModelOptions:

@@ -271,7 +271,7 @@ async def _ticks_during_whitening(dask_scheduler, inline: bool) -> tuple[int, fl
     ticker = asyncio.create_task(tick())
     await asyncio.sleep(0.02)
     before, began = ticks, time.perf_counter()
-    arguments = (Factors(), "whiten", inputs, {"dtype": "float64"})
+    arguments = (Factors(), "whiten", inputs, {"dtype": "float64", "subset": False})
     if inline:
         _perform(*arguments)
     else:

@@ -5,8 +5,12 @@ Every ``dask`` command imports this module, so that it holds the options only; w
 """
 
 import importlib
+import signal
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any, TypeVar
 
 import click
@@ -58,13 +62,47 @@ def _commands() -> Any:
     return importlib.import_module("daskrr.apps.commands")
 
 
+@contextmanager
+def sure_interrupts() -> Iterator[None]:
+    """Let an interrupt stop the command for certain.
+
+    Raised while Python runs a finalizer, it would be printed and forgotten, and the job would go on. It is put off
+    until the finalizer has ended.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
+        yield
+        return
+
+    def stop(_number: int, frame: FrameType | None) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.01 if _in_finalizer(frame) else 0.0)
+        if not _in_finalizer(frame):
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGALRM)}
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _in_finalizer(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name == "__del__" or frame.f_globals.get("__name__") in ("weakref", "_weakrefset"):
+            return True
+        frame = frame.f_back
+    return False
+
+
 class Commands(click.Group):
     """A group that turns every failure into one message and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command."""
         try:
-            return super().invoke(ctx)
+            with sure_interrupts():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             click.echo("daskrr: interrupted", err=True)
             ctx.exit(130)
