@@ -85,7 +85,7 @@ def _proof(
         chances, total = weighing.handles, weighing.total
     elif scheme.replacement and isinstance(scheme.sampling, str) and scheme.sampling in ("uniform", "diagonal"):
         chances = "uniform"  # by the diagonal too, if that is constant
-    return Proof(found, first.totals, dimensions, goal, job.failure_probability, chances, total)
+    return Proof(found, first.totals, dimensions, goal, chances, total)
 
 
 def _summary(

@@ -29,7 +29,7 @@ from daskrr.kernels import Gaussian, Kernel, as_kernel, from_spec
 from daskrr.kernels.weighted import Weighted
 from daskrr.numerics import blas
 from daskrr.numerics.algebra import check_resolution
-from daskrr.numerics.tiles import BlockReader, fill_tile, scratch_tile, tiles_of
+from daskrr.numerics.tiles import LEGAL_OVERFLOW, BlockReader, check_overflow, fill_tile, scratch_tile, tiles_of
 from daskrr.nystrom.audit import audit, audit_draws
 from daskrr.nystrom.pass1 import Chosen, Settings, first_pass, whiten
 from daskrr.nystrom.rounds import choose_landmarks
@@ -46,7 +46,8 @@ MODEL_VERSION = 1
 class RiskInflation:
     """By which factor the in-sample risk may exceed that of exact kernel ridge regression at the same ridge.
 
-    The noise is taken to have the same variance in every row. ``failure_probability`` is that of the bound.
+    The noise is taken to have the same variance in every row, or one in inverse proportion to its weight, by which the
+    risk is weighted then. ``failure_probability`` is that of the bound.
     """
 
     factor: float
@@ -161,12 +162,14 @@ class NystromKernelRidge(RegressorMixin, BaseEstimator):
         KernelNotPositive, RidgeTooSmall, CheckFailed
             When the numbers cannot be trusted.
         """
-        rows, kernel, targets = self._checked(X, y, sample_weight)
-        if sample_weight is not None:
-            rows, kernel = _weighted(rows, kernel, sample_weight)
+        rows, kernel, targets, weights = self._checked(X, y, sample_weight)
+        for source in (rows, targets, weights):
+            if source is not None:
+                executor(uuid.uuid4().hex).check(source)
+        if weights is not None:
+            rows, kernel = _weighted(rows, kernel, weights)
         job = prepare(rows, kernel, self.ridge, self.n_landmarks, self._options())
         check_fits(job.plan, Workers.of(job.executor))
-        job.executor.check(job.rows)
         with reporter(self.progress) as report:
             run = Run(job.name, job.rows, split(rows.n_rows, job.plan.block_rows), job.executor, report)
             settings = replace(job.settings, kernel=resolve_kernel(run, kernel, job.scheme.seed))
@@ -177,16 +180,17 @@ class NystromKernelRidge(RegressorMixin, BaseEstimator):
 
     def check(self, X: Any, y: Any, sample_weight: Any = None) -> None:
         """Raise what :meth:`fit` would raise before any long work, without a cluster and without reading rows."""
-        rows, kernel, _ = self._checked(X, y, sample_weight)
+        rows, kernel, *_ = self._checked(X, y, sample_weight)
         prepare(rows, kernel, self.ridge, self.n_landmarks, self._options())
 
-    def _checked(self, X: Any, y: Any, sample_weight: Any) -> tuple[Rows, Kernel, Rows]:
+    def _checked(self, X: Any, y: Any, sample_weight: Any) -> tuple[Rows, Kernel, Rows, Rows | None]:
+        if np.ndim(self.ridge):
+            raise InvalidParameter(f"a model has one ridge, got {self.ridge!r}")
         rows, targets = self._training_rows(X, y)
-        if sample_weight is not None:
-            _weight_rows(rows, sample_weight)
+        weights = None if sample_weight is None else _weight_rows(rows, sample_weight, self.missing_chunks)
         if self.kernel is None and rows.n_rows == 1:
             raise InvalidData("X has 1 sample, of which no median distance can be taken: give a kernel.")
-        return rows, Gaussian("median") if self.kernel is None else as_kernel(self.kernel), targets
+        return rows, Gaussian("median") if self.kernel is None else as_kernel(self.kernel), targets, weights
 
     def _options(self) -> Options:
         return Options(
@@ -216,7 +220,10 @@ class NystromKernelRidge(RegressorMixin, BaseEstimator):
         first = first_pass(run, sketch, audit_draws(seed, number, audit_rows), title="fit: gram", targets=targets)
         mean = first.totals.diagonal / sketch.n_rows
         check_resolution(sketch.kernel_error, mean, settings.smallest, sketch.rank, settings.dtype)
-        parameters = {"shifts": list(sketch.shifts), "intercept": bool(self.fit_intercept)}
+        parameters = {
+            "dtype": str(settings.dtype), "n_rows": sketch.n_rows, "ridges": list(settings.ridges),
+            "intercept": bool(self.fit_intercept),
+        }  # fmt: skip
         solved = sketch.algebra.perform("regress", first.gram, parameters)
         self._keep(sketch, solved, single=len(targets.shape) == 1)
         self.risk_inflation_ = None
@@ -272,9 +279,7 @@ class NystromKernelRidge(RegressorMixin, BaseEstimator):
         return found[:, 0] if self.dual_coef_.ndim == 1 else found
 
     def _model(self) -> bytes:
-        return seal(
-            (self.kernel_, self.landmarks_, self._coefficients, np.atleast_1d(self.intercept_), str(self.dtype))
-        )
+        return seal((self.kernel_, self.landmarks_, self._coefficients, np.atleast_1d(self.intercept_)))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """R² of the predictions, averaged over targets; out of core for Dask and Zarr input."""
@@ -385,20 +390,20 @@ def _is_lazy(array: Any) -> bool:
     return isinstance(array, (da.Array, zarr.Array, str, os.PathLike))
 
 
-def _weight_rows(rows: Rows, sample_weight: Any) -> Rows:
+def _weight_rows(rows: Rows, sample_weight: Any, missing_chunks: str) -> Rows:
     if not _is_lazy(sample_weight):
         sample_weight = np.asarray(sample_weight, np.float64)
         if sample_weight.ndim == 0:
             sample_weight = np.full(rows.n_rows, sample_weight)
-    weights = open_rows(sample_weight, ndim=1, name="sample_weight")
+    weights = open_rows(sample_weight, ndim=1, missing_chunks=missing_chunks, name="sample_weight")
     if weights.n_rows != rows.n_rows:
         raise InvalidData(f"X has {rows.n_rows} rows and sample_weight has {weights.n_rows}: one per row is needed.")
     return weights
 
 
-def _weighted(rows: Rows, kernel: Kernel, sample_weight: Any) -> tuple[Rows, Kernel]:
+def _weighted(rows: Rows, kernel: Kernel, weights: Rows) -> tuple[Rows, Kernel]:
     """Rows with the root of their weight, scaled to a mean of 1, as one more feature; and the kernel that reads it."""
-    weights, name = _weight_rows(rows, sample_weight), uuid.uuid4().hex
+    name = uuid.uuid4().hex
     run = Run(name, weights, split(weights.n_rows, block_rows(1, weights)), executor(name), lambda event: None)
     source = weights.anew(f"weights-{name}")
     sources = ((b, source.source(b.start, b.stop)) for b in run.blocks)
@@ -431,16 +436,21 @@ def _predict_source(model: bytes, source: Any, start: int) -> NDArray[np.float64
     return _predict(model, pieces(source), start)
 
 
+@LEGAL_OVERFLOW
 @blas.one_thread()
 def _predict(model: bytes, parts: Any, first_row: int) -> NDArray[np.float64]:
-    """k(x, landmarks) · coefficients + intercept of all rows, tile by tile."""
-    kernel, landmarks, coefficients, intercept, dtype = unseal(model)
-    columns = kernel.columns(landmarks, np.dtype(dtype)) if len(landmarks) else None
+    """k(x, landmarks) · coefficients + intercept of all rows, tile by tile.
+
+    In float64 whatever the fit used: coefficients are large and of both signs.
+    """
+    kernel, landmarks, coefficients, intercept = unseal(model)
+    columns = kernel.columns(landmarks, np.float64) if len(landmarks) else None
     found = []
     for piece in BlockReader(parts, first_row):
         for rows in tiles_of(piece, len(landmarks)):
-            C = scratch_tile(rows.stop - rows.start, len(landmarks), np.dtype(dtype))
+            C = scratch_tile(rows.stop - rows.start, len(landmarks), np.dtype(np.float64))
             if columns is not None:
                 fill_tile(columns, np.ascontiguousarray(piece[rows]), C)
-            found.append(C.astype(np.float64, copy=False) @ coefficients + intercept)
+            found.append(C @ coefficients + intercept)
+            check_overflow(found[-1], first_row)
     return np.concatenate(found) if found else np.empty((0, coefficients.shape[1]))

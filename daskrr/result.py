@@ -44,14 +44,13 @@ def _top_of_block(k: int, by: str, column: int, scored: ScoredRows, start: int) 
 class Proof:
     """What a certificate rests on, before all rows have been looked at.
 
-    ``chances`` is what the landmarks were drawn by: ``"uniform"``, ``"diagonal"``, handles of weights, or None.
+    ``chances`` is what the landmarks were drawn by: ``"uniform"``, handles of weights, or None.
     """
 
     audit: Audit
     totals: Totals
     dimensions: tuple[float, ...]
     goal: Goal
-    failure_probability: float
     chances: str | Sequence[Any] | None
     chance_total: float
 
@@ -219,8 +218,7 @@ class LeverageResult:
         if proof is None:
             raise not_certified("interval")
         return summarize(
-            self.sketch, proof.audit, proof.dimensions, proof.totals, reduce(add, widths), proof.goal,
-            proof.failure_probability,
+            self.sketch, proof.audit, proof.dimensions, proof.totals, reduce(add, widths), proof.goal
         )  # fmt: skip
 
     @property
@@ -228,8 +226,8 @@ class LeverageResult:
         proof, sketch = self._proof, self.sketch
         if proof is None or sketch.certainty is None:
             raise not_certified("interval")
-        by = proof.chances if isinstance(proof.chances, str) or proof.chances is None else "weights"
-        return partial(_widths, sketch.shifts, sketch.certainty, proof.goal, by, proof.chance_total)
+        uniform = 1.0 / proof.chance_total if proof.chances == "uniform" else None
+        return partial(_widths, sketch.shifts, sketch.certainty, proof.goal, uniform, proof.chance_total)
 
     @property
     def _weights(self) -> Sequence[Any] | None:
@@ -358,20 +356,14 @@ def _widths(
     shifts: tuple[float, ...],
     certainty: Any,
     goal: Goal,
-    by: str | None,
+    uniform: float | None,
     total: float,
     scored: ScoredRows,
     start: int,
     weights: NDArray[np.float64] | None = None,
 ) -> Widths:
-    """Measure one block; rows were drawn uniformly, by their diagonal, by other weights, or not at random."""
-    chances: NDArray[np.float64] | float | None = None
-    if by == "uniform":
-        chances = 1.0 / total
-    elif by is not None:
-        drawn_by = scored.facts.diagonal if weights is None else weights
-        chances = drawn_by / total if total > 0 else None
-    return widths_of(scored, shifts, certainty, goal, chances)
+    """Measure one block; rows were drawn uniformly, by weights, or not at random."""
+    return widths_of(scored, shifts, certainty, goal, uniform if weights is None else weights / total)
 
 
 def _write_rows(

@@ -1,5 +1,7 @@
 """Landmarks added until every interval is tight enough: what is promised, what is said, and what is refused."""
 
+import dataclasses
+import inspect
 import logging
 import math
 
@@ -9,7 +11,7 @@ from threadpoolctl import threadpool_limits
 
 import daskrr
 from daskrr import exact
-from daskrr.arguments import DEFAULT_TOLERANCE, FIRST_ROUND
+from daskrr.arguments import DEFAULT_TOLERANCE, FIRST_ROUND, Options
 from daskrr.errors import InvalidParameter
 from daskrr.kernels import Gaussian, Laplacian, Linear, Matern
 
@@ -292,3 +294,9 @@ def test_max_landmarks__may_be_as_few_as_there_are_rows():
     assert len(grown(rows(20), Gaussian(0.1), 1e-2, max_landmarks=20).sketch.landmarks.indices) == 20
     with pytest.raises(InvalidParameter, match="max_landmarks must be at least 20"):
         grown(rows(20), Gaussian(0.1), 1e-2, max_landmarks=19)
+
+
+def test_options__repeat_the_signature_in_its_order():
+    parameters = list(inspect.signature(daskrr.leverage_scores).parameters.values())
+    wanted = [(one.name, one.default) for one in parameters if one.kind is one.KEYWORD_ONLY and one.name != "progress"]
+    assert [(one.name, one.default) for one in dataclasses.fields(Options)] == wanted

@@ -16,9 +16,10 @@ from strategies import as_zarr
 
 import daskrr
 from daskrr import NystromKernelRidge
-from daskrr.errors import InvalidData, InvalidParameter, OutputExists, RidgeTooSmall
+from daskrr.errors import InvalidData, InvalidParameter, OutputExists, RidgeTooSmall, SourceUnreachable
 from daskrr.kernels import Gaussian, Laplacian, Linear, Matern, Polynomial
 from daskrr.kernels.weighted import Weighted
+from daskrr.numerics.algebra import solve_ridges, whiten
 
 KERNEL, RIDGE = Matern(1.5, 1.5), 1e-3
 
@@ -277,6 +278,7 @@ def test_load__refuses_what_is_no_model_of_its_version(tmp_path):
         ({"sample_weight": np.zeros(80)}, "every sample weight is zero"),
         ({"sample_weight": np.ones(79)}, "sample_weight|could not be broadcast"),
         ({"ridge": 0.0}, "ridge must be positive"),
+        ({"ridge": [1e-3, 1e-2]}, "a model has one ridge, got"),
         ({"kernel": Gaussian((1.0, 2.0))}, "length_scale has 2 entries, the rows have 3 features"),
     ],
 )
@@ -285,6 +287,38 @@ def test_fit__refuses_bad_input(change, message):
     arguments = {"X": X, "y": targets(X)} | change
     with pytest.raises(ValueError, match=message):
         fitted(**arguments)
+
+
+@pytest.mark.parametrize("dtype", ["float32", np.float32, np.float64])
+def test_fit__takes_every_way_to_name_a_dtype(dtype):
+    X = rows()
+    y = targets(X)
+    model = fitted(X, y, dtype=dtype, fit_intercept=True)
+    tolerance = 1e-9 if np.dtype(dtype) == np.float64 else 1e-2
+    np.testing.assert_allclose(model.predict(X), fitted(X, y, fit_intercept=True).predict(X), atol=tolerance)
+
+
+def test_fit__refuses_a_gram_matrix_that_round_off_decides():
+    X = 1e-3 * rows(50, 1) + 1.0
+    with pytest.raises(RidgeTooSmall, match="round-off may change scores"):
+        solve_ridges(
+            np.array([[1e8]]), np.ones((1, 2)), np.eye(2), whiten(Linear()(X[:1], X[:1]), 1e-16, np.dtype(float)), 50,
+            [1e-12], np.dtype(float), intercept=False,
+        )  # fmt: skip
+
+
+def test_fit__checks_that_workers_can_read_targets_and_weights(client):
+    X = rows()
+    with pytest.raises(SourceUnreachable, match="in the memory of this process"):
+        fitted(X, as_zarr(targets(X), (80,)))
+    with pytest.raises(SourceUnreachable, match="in the memory of this process"):
+        fitted(X, targets(X), sample_weight=as_zarr(weights(80), (80,)))
+
+
+def test_predict__refuses_what_overflows():
+    model = fitted(rows(), targets(rows()), Polynomial(3), 1.0)
+    with pytest.raises(InvalidData, match="overflow"):
+        model.predict(np.full((2, 3), 1e200))
 
 
 def test_fit__refuses_a_ridge_below_round_off():

@@ -84,8 +84,8 @@ class Factors:
         if self.whitening is None:
             raise RuntimeError("the landmarks of this run were not factored")
         found = solve_ridges(
-            inputs["G"], inputs["features"], inputs["targets"], self.whitening, parameters["shifts"],
-            parameters["intercept"],
+            inputs["G"], inputs["features"], inputs["targets"], self.whitening, parameters["n_rows"],
+            parameters["ridges"], np.dtype(parameters["dtype"]), parameters["intercept"],
         )  # fmt: skip
         return vars(found) | {"landmarks": self.landmarks}
 

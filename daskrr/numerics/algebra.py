@@ -214,15 +214,7 @@ def ridge_factor(
     G = blas.mirror_lower(G)
     norm = _largest_eigenvalue(G)
     shifts = [shift_of(n_rows, ridge) for ridge in ridges]
-    errors = [_separate_error(len(G), norm, shift, tile_dtype) for shift in shifts]
-    worst = int(np.argmax(errors))
-    if errors[worst] > MAX_SCORE_ERROR:
-        works = _rounded_up(ridges[worst] * errors[worst] / MAX_SCORE_ERROR)
-        raise RidgeTooSmall(
-            f"ridge={ridges[worst]:.3g} is too small: {tile_dtype} round-off may change scores by "
-            f"{errors[worst]:.2g} of their value. The smallest ridge that works is {works}"
-            + (" (float64 tiles allow less)." if tile_dtype == np.float32 else ".")
-        )
+    errors = _gram_errors(len(G), norm, shifts, ridges, tile_dtype)
     # Combining loses √(u‖G‖/(r·nλ)), two products nothing.
     together = [np.sqrt(UNIT_ROUNDOFF[tile_dtype] * norm / (max(len(G), 1) * shift)) for shift in shifts]
     combine = max(together) <= COMBINED_LIMIT[tile_dtype]
@@ -234,6 +226,22 @@ def ridge_factor(
     return RidgeFactor(
         inverse, combined, eigenvalues, leading, np.array(dimensions), np.array(errors, np.float64), norm
     )  # fmt: skip
+
+
+def _gram_errors(
+    rank: int, norm: float, shifts: Sequence[float], ridges: Sequence[float], tile_dtype: np.dtype
+) -> list[float]:
+    """Relative errors that the rounding of G leaves at every ridge, none of which may decide the result."""
+    errors = [_separate_error(rank, norm, shift, tile_dtype) for shift in shifts]
+    worst = int(np.argmax(errors))
+    if errors[worst] > MAX_SCORE_ERROR:
+        works = _rounded_up(ridges[worst] * errors[worst] / MAX_SCORE_ERROR)
+        raise RidgeTooSmall(
+            f"ridge={ridges[worst]:.3g} is too small: {tile_dtype} round-off may change scores by "
+            f"{errors[worst]:.2g} of their value. The smallest ridge that works is {works}"
+            + (" (float64 tiles allow less)." if tile_dtype == np.float32 else ".")
+        )
+    return errors
 
 
 def _triangular(G: NDArray, whitening: Whitening, shifts: list[float], combine: bool) -> tuple[Any, ...]:
@@ -300,14 +308,23 @@ def solve_ridges(
     features: NDArray[np.float64],
     targets: NDArray[np.float64],
     whitening: Whitening,
-    shifts: Sequence[float],
+    n_rows: int,
+    ridges: Sequence[float],
+    tile_dtype: np.dtype,
     intercept: bool,
 ) -> RidgeSolution:
     """Ridge regression of the targets on the rows b of B, from G and the moments Bᵀ[1, Y] and [1, Y]ᵀ[1, Y].
 
     With an intercept, B and Y are centred first, in the sums.
+
+    Raises
+    ------
+    RidgeTooSmall
+        Round-off in G would decide the result.
     """
     G = blas.mirror_lower(G)
+    shifts = [shift_of(n_rows, ridge) for ridge in ridges]
+    _gram_errors(len(G), _largest_eigenvalue(G), shifts, ridges, tile_dtype)
     total, target_sums, products = targets[0, 0], targets[0, 1:], np.diagonal(targets)[1:].copy()
     mean, target_mean = np.zeros(len(G)), np.zeros_like(target_sums)
     if intercept:

@@ -214,7 +214,7 @@ class Certificate:
                 f"{ridge:>10.3g}  {f'[{low:.6g}, {high:.6g}]':>24}  {self.deviation[i]:>9.2g}  "
                 f"{self.median_width[i]:>8.2g}  {self.most_width[i]:>8.2g}  {self.relative_width[i]:.2g}"
             )
-        lines.append("(widths are upper/lower − 1; the widest is among rows of at least average score)")
+        lines.append("(widths are upper/lower − 1; the widest is among rows whose upper end reaches the floor)")
         return "\n".join(lines)
 
 
@@ -245,7 +245,6 @@ def summarize(
     totals: Totals,
     widths: Widths,
     goal: Goal,
-    failure_probability: float,
 ) -> Certificate:
     """Put an audit and the widths of all rows together."""
     if sketch.certainty is None:
@@ -280,7 +279,9 @@ def summarize(
             for bare, whole in zip(widths.exact_width, widths.width, strict=True)
         ],
         score_fidelity=None if np.isnan(widths.chance).any() else fidelity,
-        promised_epsilon=[_promised(sketch, totals.diagonal, ridge, failure_probability) for ridge in sketch.ridges],
+        promised_epsilon=[
+            _promised(sketch, totals.diagonal, ridge, found.failure_probability) for ridge in sketch.ridges
+        ],
     )
 
 
