@@ -20,7 +20,7 @@ from daskrr.arguments import Job, Options, prepare
 from daskrr.engine.opaque import seal, unseal
 from daskrr.engine.passes import Run, as_array, block_rows, constant, executor, split, task
 from daskrr.engine.plan import Workers, check_fits
-from daskrr.engine.progress import Reporter, Stage, reporter
+from daskrr.engine.progress import Reporter, reporter
 from daskrr.engine.rows import JoinedRows, Rows, open_rows, pieces
 from daskrr.engine.storage import RESULT_KEY, OutputStore, open_stored, write_block
 from daskrr.errors import InvalidData, InvalidParameter
@@ -309,10 +309,7 @@ class NystromKernelRidge(RegressorMixin, BaseEstimator):
             rows = rows.anew(f"predict-{name}")
             sources = ((b, rows.source(b.start, b.stop)) for b in run.blocks)
             tasks = (task("predict", name, b.index, work, source, b.start) for b, source in sources)
-            with Stage(report, "predict", total=len(run.blocks), total_rows=rows.n_rows) as stage:
-                for block, handle in zip(run.blocks, run.executor.window(tasks), strict=True):
-                    run.executor.settle([handle])
-                    stage.advance(rows=block.n_rows)
+            run.executor.settle(run.collect("predict", tasks))
             summary = {"n_rows": rows.n_rows, "n_targets": n_targets, "input": rows.origin}
             store.commit(summary)
         return summary | {"seconds": time.perf_counter() - began, "output": store.target}

@@ -14,9 +14,9 @@ import zarr
 from dask.delayed import Delayed
 from numpy.typing import NDArray
 
-from daskrr.engine.passes import Block, Executor, as_array, task
+from daskrr.engine.passes import Block, Executor, Run, as_array, task
 from daskrr.engine.plan import Plan
-from daskrr.engine.progress import Reporter, Stage, reporter
+from daskrr.engine.progress import Reporter, reporter
 from daskrr.engine.rows import Rows
 from daskrr.engine.storage import OutputStore, write_block
 from daskrr.errors import CheckFailed, InvalidParameter
@@ -185,13 +185,8 @@ class LeverageResult:
         self, use: str, then: Callable[..., Any], report: Reporter, more: Sequence[Any] | None = None
     ) -> list[Any]:
         """Pass 2 over all rows: what ``then`` makes of each block, in this process."""
-        tasks = self.score_tasks(use, then, more)
-        handles: list[Any] = []
-        with Stage(report, "pass 2: scores", total=len(self.blocks), total_rows=self.rows.n_rows) as stage:
-            for block, handle in zip(self.blocks, self.executor.window(tasks), strict=True):
-                handles.append(handle)
-                stage.advance(rows=block.n_rows)
-        return self.executor.values(handles)
+        run = Run(self.sketch.run, self.rows, self.blocks, self.executor, report)
+        return self.executor.values(run.collect("pass 2: scores", self.score_tasks(use, then, more)))
 
     @cached_property
     def certificate(self) -> Certificate:

@@ -26,7 +26,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 from daskrr import __version__
 from daskrr.engine.opaque import call_sealed, seal
-from daskrr.engine.progress import Reporter
+from daskrr.engine.progress import Reporter, Stage
 from daskrr.engine.rows import Rows, check_reachable, is_process_bound
 from daskrr.errors import DaskrrError, SourceUnreachable, check_count
 
@@ -137,6 +137,15 @@ class Run:
     blocks: list[Block]
     executor: Executor
     report: Reporter
+
+    def collect(self, title: str, tasks: Iterable[Delayed]) -> list[Any]:
+        """Run one task per block under a title that people see; a handle of each result, in block order."""
+        handles: list[Any] = []
+        with Stage(self.report, title, total=len(self.blocks), total_rows=self.rows.n_rows) as stage:
+            for block, handle in zip(self.blocks, self.executor.window(tasks), strict=True):
+                handles.append(handle)
+                stage.advance(rows=block.n_rows)
+        return handles
 
 
 class LocalExecutor:

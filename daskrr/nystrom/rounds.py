@@ -1,7 +1,6 @@
 """Landmarks chosen in rounds: each looks at what the landmarks so far leave unexplained, and adds to them."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -10,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskrr.engine.passes import Run
-from daskrr.engine.progress import Stage
 from daskrr.engine.rows import Rows
 from daskrr.errors import RidgeTooSmall
 from daskrr.kernels import Kernel
@@ -23,7 +21,7 @@ from daskrr.nystrom.audit import audit, audit_draws, certainty_of, residual_matr
 from daskrr.nystrom.pass1 import Chosen, FirstPass, Settings, first_pass, whiten
 from daskrr.nystrom.sampling import Landmarks, child, stream
 from daskrr.nystrom.selection import Weighing, draw_landmarks, draw_weighted, fetch_rows
-from daskrr.nystrom.sketch import NystromSketch, whitener_of
+from daskrr.nystrom.sketch import whitener_of
 
 # Of the landmarks of "leverage" sampling, one in so many belongs to its first round.
 FIRST_SHARE = 4
@@ -226,30 +224,12 @@ def _weigh_by_upper(run: Run, settings: Settings, scheme: Scheme, chosen: Chosen
     # This round decides which rows are drawn, never what is certain about them: its failure harms no certificate.
     found = audit(run, sketch, first, scheme.audit_rows, FIRST_ROUND_FAILURE, scheme.seed, 1)
     sketch = replace(sketch, certainty=certainty_of(sketch, found, ridged["score_errors"]))
-    handles = score_all(run, sketch, first.kept, "first-round", _upper, "first round, pass 2: upper ends")
+    payload = run.executor.hold(sketch.algebra.payload("scorer"))
+    tasks = sketch.score_tasks(payload, run.rows, run.blocks, first.kept, "first-round", _upper)
+    handles = run.collect("first round, pass 2: upper ends", tasks)
     total = sum(run.executor.values([run.executor.apply("weights-sum", np.sum, handle) for handle in handles]))
     return Weighing(handles, float(total))
 
 
 def _upper(scored: ScoredRows, start: int) -> NDArray[np.float64]:
     return scored.upper[:, 0]
-
-
-def score_all(
-    run: Run,
-    sketch: NystromSketch,
-    kept: list[Any],
-    use: str,
-    then: Callable[..., Any],
-    title: str,
-    more: list[Any] | None = None,
-) -> list[Any]:
-    """Pass 2 over all rows: a handle of what ``then`` makes of each block."""
-    payload = run.executor.hold(sketch.algebra.payload("scorer"))
-    tasks = sketch.score_tasks(payload, run.rows, run.blocks, kept, use, then, more)
-    handles: list[Any] = []
-    with Stage(run.report, title, total=len(run.blocks), total_rows=run.rows.n_rows) as stage:
-        for block, handle in zip(run.blocks, run.executor.window(tasks), strict=True):
-            handles.append(handle)
-            stage.advance(rows=block.n_rows)
-    return handles

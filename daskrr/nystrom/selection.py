@@ -82,11 +82,7 @@ def draw_landmarks(
 
 def weigh(run: Run, tasks: Iterable[Delayed]) -> Weighing:
     """Run tasks that weigh the rows of one block each; the weights stay on the workers."""
-    handles = []
-    with Stage(run.report, "weigh rows", total=len(run.blocks), total_rows=run.rows.n_rows) as stage:
-        for block, handle in zip(run.blocks, run.executor.window(tasks), strict=True):
-            handles.append(handle)
-            stage.advance(rows=block.n_rows)
+    handles = run.collect("weigh rows", tasks)
     return Weighing(handles, math.fsum(_each(run.executor, "weights-sum", math.fsum, handles)))
 
 
