@@ -22,7 +22,7 @@ from distributed import KilledWorker, LocalCluster
 
 import daskrr
 from daskrr import arguments, errors, kernels
-from daskrr.apps import clusters, commands
+from daskrr.apps import clusters, commands, wording
 from daskrr.apps.cli import KERNELS, main, sure_interrupts
 from daskrr.synthetic import clusters_with_outliers, planted_outliers, write_demo_store
 
@@ -518,7 +518,7 @@ def certified_summary(width=0.1, roundoff=0.0, **others):
     ],
 )
 def test_advice__names_what_makes_intervals_wide(summary, advice):
-    assert commands._advice(summary) == advice
+    assert wording.advice(summary) == advice
 
 
 def test_told__shows_a_message_once_and_leaves_the_log_as_it_was(capsys):

@@ -1,4 +1,4 @@
-"""What the commands do: run the library and put the result into words.
+"""What the commands do: read options, run the library and emit results, worded by :mod:`daskrr.apps.wording`.
 
 The function of a command takes its options by the names that :mod:`daskrr.apps.cli` gives them. Results go to
 standard output, everything else to standard error.
@@ -20,13 +20,11 @@ import zarr
 from distributed.comm.core import CommClosedError
 
 from daskrr import errors, kernels, plots, regression, samples, scoring, synthetic
-from daskrr.apps import clusters
+from daskrr.apps import clusters, wording
 from daskrr.apps import convert as conversion
-from daskrr.engine.progress import duration
 from daskrr.engine.storage import OutputStore
 from daskrr.leverage import plan as make_plan
 from daskrr.nystrom.selection import SCHEMES
-from daskrr.top import describe_rows
 
 # The first class that fits decides; whatever is not listed is a failed run.
 _EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
@@ -49,8 +47,6 @@ _DEMO_MODEL: dict[str, Any] = {
 # Small enough to keep every worker busy to the end, which chunks of the usual size would not.
 _DEMO_CHUNK_ROWS = 16_384
 _DEMO_SHARE = 0.95
-# Intervals are called wide if upper/lower - 1 exceeds this for more than 5 % of the rows.
-_WIDE = 0.5
 
 
 def failure(error: Exception) -> tuple[str, int]:
@@ -87,7 +83,7 @@ def convert(
         overwrite=overwrite,
         progress=not quiet,
     )
-    _emit(summary, as_json, _describe_conversion)
+    _emit(summary, as_json, wording.conversion)
 
 
 def _dtype(name: str | None) -> np.dtype[Any] | None:
@@ -95,29 +91,6 @@ def _dtype(name: str | None) -> np.dtype[Any] | None:
         return None if name is None else np.dtype(name)
     except TypeError as error:
         raise errors.InvalidParameter(f"{name!r} is no type of numbers; one is float32") from error
-
-
-def _describe_conversion(summary: Mapping[str, Any]) -> str:
-    names = summary["columns"]
-    pairs = [
-        ("rows", f"{summary['rows']:,}"),
-        ("columns", f"{len(names)}: {_listed(names)}"),
-        ("type", summary["dtype"]),
-        ("chunks", " x ".join(f"{size:,}" for size in summary["chunks"])),
-        ("standardized", "yes" if summary["standardized"] else "no"),
-    ]
-    if summary.get("constant_columns"):
-        pairs.append(("constant, only centred", _listed(summary["constant_columns"])))
-    return _table([*pairs, ("written to", summary["target"]), ("time", duration(summary["seconds"]))])
-
-
-def _listed(names: Sequence[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
-
-
-def _table(pairs: Sequence[tuple[str, str]]) -> str:
-    width = max(len(name) for name, _ in pairs)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in pairs)
 
 
 def _emit(result: Any, as_json: bool, describe: Callable[[Any], str]) -> None:
@@ -141,7 +114,7 @@ def score(
     OutputStore(output, overwrite)
     with _told(quiet), clusters.connect(**cluster, echo=_silence if quiet else None):
         summary = scoring.score_to_zarr(points, output, chosen, overwrite=overwrite, progress=not quiet, **arguments)
-    _emit(summary, as_json, _describe_scores)
+    _emit(summary, as_json, wording.scores)
 
 
 def _silence(line: str) -> None:
@@ -195,89 +168,10 @@ def _refuse_file(points: str) -> None:
         raise errors.InvalidData(f"{points} is a file, not a Zarr array: turn it into one with 'daskrr convert'")
 
 
-def _describe_scores(summary: Mapping[str, Any]) -> str:
-    parameters, certificate = summary["parameters"], summary["certificate"]
-    landmarks = f"{parameters['n_landmarks']:,} draws ({parameters['sampling']})"
-    pairs = [
-        ("rows", f"{summary['n_rows']:,} x {summary['n_features']} features"),
-        ("kernel", _described_kernel(parameters["kernel"])),
-        ("ridge", _figures(parameters["ridge"], "g")),
-        ("landmarks", f"{landmarks}, {summary['distinct_landmarks']:,} distinct"),
-        ("rank", f"{summary['rank']:,}"),
-        *_outcome(summary),
-        ("seed", str(parameters["random_state"])),
-        *((name, duration(value)) for name, value in summary["seconds"].items()),
-        ("written to", summary["output"]),
-    ]
-    ridges = np.atleast_1d(parameters["ridge"])
-    where = f" at ridge {ridges.min():g}" if len(ridges) > 1 else ""
-    highest = f"highest rows by estimate{where}\n{describe_rows(summary['top'])}"
-    if certificate is None:
-        return f"{_table(pairs)}\n\n{highest}"
-    intervals = _describe_certificate(certificate, parameters["failure_probability"])
-    return "\n\n".join([_table(pairs), intervals, highest, *_advice(summary)])
-
-
-def _figures(values: Any, form: str) -> str:
-    return ", ".join(f"{value:{form}}" for value in np.atleast_1d(values))
-
-
-def _outcome(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The effective dimension unless an interval of it follows, and whether a tolerance was met if one was asked."""
-    if summary["certificate"] is None:
-        return [("effective dimension", _figures(summary["effective_dimension"], ".6g"))]
-    if "tolerance" not in summary:
-        return []
-    verdict = summary["tolerance"]
-    return [("tolerance", f"{'met' if verdict['met'] else 'not met'}: {verdict['text']}")]
-
-
-def _describe_certificate(certificate: Mapping[str, Any], failure_probability: float) -> str:
-    """A table with a line for every ridge; what is not finite is None in it."""
-    audited = certificate["audit"]["rows"]
-    chance = f"but for a chance of at most {failure_probability:g}" if audited else "without exception"
-    lines = [
-        f"every exact score lies in its interval, {chance}",
-        "(width is upper/lower − 1; delta bounds what the landmarks leave unexplained of the kernel matrix)",
-        f"{'ridge':>12}  {'effective dimension':>24}  {'delta/nλ':>10}  {'median width':>12}  {'95 % width':>10}",
-    ]
-    names = ("ridges", "effective_dimension", "deviation", "median_width", "most_width")
-    for ridge, (low, high), deviation, median, most in zip(*(certificate[name] for name in names), strict=True):
-        widths = f"{_bounded(deviation):>10}  {_bounded(median):>12}  {_bounded(most):>10}"
-        lines.append(f"{ridge:>12g}  {f'{low:.6g} – {high:.6g}':>24}  {widths}")
-    return "\n".join(lines)
-
-
-def _bounded(value: float | None) -> str:
-    return "unbounded" if value is None else f"{value:.3g}"
-
-
-def _advice(summary: Mapping[str, Any]) -> list[str]:
-    """How much of the width is round-off, and what to do if the intervals are wide."""
-    certificate, verdict = summary["certificate"], summary.get("tolerance")
-    roundoff = max(certificate["roundoff_share"])
-    lines = [f"Round-off makes up {roundoff:.0%} of the width."] if roundoff > 0.01 else []
-    if verdict is None:
-        wide = any(width is None or width > _WIDE for width in certificate["most_width"])
-    else:
-        wide = not verdict["met"]
-    if wide and roundoff > 0.5:
-        remedy = "--dtype float64" if summary["parameters"]["dtype"] == "float32" else "a larger --ridge"
-        lines.append(f"For narrower intervals, use {remedy}.")
-    elif wide and verdict is None:
-        lines.append("For narrower intervals, use more --landmarks, a larger --ridge, or --tolerance to find how many.")
-    return [" ".join(lines)] if lines else []
-
-
-def _described_kernel(spec: Mapping[str, Any]) -> str:
-    values = ", ".join(f"{name}={json.dumps(value)}" for name, value in spec.items() if name != "kernel")
-    return f"{spec['kernel']}({values})"
-
-
 def top(scores: str, count: int, by: str, ridge: float | None, as_json: bool) -> None:
     """Run ``daskrr top``."""
     rows = scoring.top_rows(scores, count, by=by, ridge=ridge)
-    _emit({"by": by, "rows": rows}, as_json, lambda result: describe_rows(result["rows"]))
+    _emit({"by": by, "rows": rows}, as_json, wording.top)
 
 
 def sample(
@@ -316,21 +210,7 @@ def sample(
         "random_state": drawn.random_state,
         "output": output,
     }
-    _emit(summary, as_json, _describe_sample)
-
-
-def _describe_sample(summary: Mapping[str, Any]) -> str:
-    drawn_by = {"upper": "upper ends of the intervals", "estimate": "half by the estimate, half uniformly"}
-    pairs = [
-        ("rows drawn", f"{summary['size']:,}"),
-        ("distinct", f"{summary['distinct']:,}"),
-        ("drawn by", drawn_by[summary["by"]]),
-        ("smallest weight", f"{summary['smallest_weight']:.4g}"),
-        ("largest weight", f"{summary['largest_weight']:.4g}"),
-        ("seed", str(summary["random_state"])),
-        ("written to", summary["output"]),
-    ]
-    return _table(pairs)
+    _emit(summary, as_json, wording.sample)
 
 
 def fit(
@@ -361,28 +241,8 @@ def fit(
     with _told(quiet), clusters.connect(**cluster, echo=_silence if quiet else None):
         estimator.fit(points, targets, weights)
     estimator.save(model_path, overwrite=overwrite)
-    _emit(
-        estimator.summary() | {"seconds": time.perf_counter() - began, "output": model_path}, as_json, _describe_model
-    )
-
-
-def _describe_model(summary: Mapping[str, Any]) -> str:
-    inflation = summary["risk_inflation"]
-    pairs = [
-        ("rows", f"{summary['n_rows']:,} x {summary['n_features']} features"),
-        ("kernel", _described_kernel(summary["kernel"])),
-        ("ridge", f"{summary['ridge']:g}"),
-        ("landmarks", f"{summary['n_landmarks']:,}"),
-        ("effective dimension", f"{summary['effective_dimension']:.6g}"),
-        ("R2 of training rows", _figures(summary["training_r2"], ".4f")),
-        (
-            "risk inflation",
-            f"at most {inflation['factor']:.4g}, but for a chance of {inflation['failure_probability']:g}",
-        ),
-        ("time", duration(summary["seconds"])),
-        ("written to", summary["output"]),
-    ]
-    return _table(pairs)
+    summary = estimator.summary() | {"seconds": time.perf_counter() - began, "output": model_path}
+    _emit(summary, as_json, wording.model)
 
 
 def predict(
@@ -402,18 +262,7 @@ def predict(
     OutputStore(output, overwrite, regression.PREDICTIONS)
     with _told(quiet), clusters.connect(**cluster, echo=_silence if quiet else None):
         summary = model.predict_to_zarr(points, output, overwrite=overwrite)
-    _emit(summary, as_json, _describe_predictions)
-
-
-def _describe_predictions(summary: Mapping[str, Any]) -> str:
-    return _table(
-        [
-            ("rows", f"{summary['n_rows']:,}"),
-            ("targets", str(summary["n_targets"])),
-            ("time", duration(summary["seconds"])),
-            ("written to", summary["output"]),
-        ]
-    )
+    _emit(summary, as_json, wording.predictions)
 
 
 def plan(
@@ -444,7 +293,7 @@ def demo(rows: int, directory: str, seed: int, workers: int | None, as_json: boo
     result |= {name: summary[name] for name in ("rank", "effective_dimension", "dashboard")}
     result["found"] = _count_found(scores, data)
     result["seconds"] |= summary["seconds"] | {"all": time.perf_counter() - began}
-    _emit(result | _paths(points=points, scores=scores, picture=picture), as_json, _describe_demo)
+    _emit(result | _paths(points=points, scores=scores, picture=picture), as_json, wording.demo)
     if result["found"] < _DEMO_SHARE * len(data.planted):
         raise errors.CheckFailed(f"only {result['found']} of {len(data.planted)} planted rows were found")
 
@@ -468,27 +317,8 @@ def _count_found(scores: Path, data: synthetic.PlantedOutliers) -> int:
 
 def _draw(scores: Path, picture: Path, data: synthetic.PlantedOutliers, summary: Mapping[str, Any]) -> None:
     score, estimate = (np.asarray(zarr.open_array(scores / name, mode="r")[:]) for name in ("scores", "estimate"))
-    title = (
-        f"{data.n_rows:,} rows, {len(data.planted)} of them planted far from the others, "
-        f"scored with {summary['distinct_landmarks']:,} landmarks"
-    )
+    title = wording.demo_title(data.n_rows, len(data.planted), summary["distinct_landmarks"])
     plots.save(plots.outlier_figure(score, estimate, data.planted, title), picture)
-
-
-def _describe_demo(result: Mapping[str, Any]) -> str:
-    seconds = result["seconds"]
-    pairs = [
-        ("rows", f"{result['rows']:,}, {result['planted']} of them planted"),
-        ("found", f"{result['found']} of {result['planted']} planted rows among as many highest estimates"),
-        ("rank", f"{result['rank']:,}"),
-        ("effective dimension", f"{result['effective_dimension']:.6g}"),
-        *((name, duration(value)) for name, value in seconds.items()),
-        ("dashboard was", str(result["dashboard"])),
-        ("points", result["points"]),
-        ("scores", result["scores"]),
-        ("picture", result["picture"]),
-    ]
-    return _table(pairs)
 
 
 def make_kernel(options: Mapping[str, Any]) -> kernels.Kernel:

@@ -1,0 +1,209 @@
+"""Results in words: every function takes the summary that a command would print as JSON and gives its text."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from daskrr.engine.progress import duration
+from daskrr.top import describe_rows
+
+# Intervals are called wide if upper/lower - 1 exceeds this for more than 5 % of the rows.
+_WIDE = 0.5
+
+Summary = Mapping[str, Any]
+Pairs = list[tuple[str, str]]
+
+
+def conversion(summary: Summary) -> str:
+    """What was converted, and into what."""
+    names = summary["columns"]
+    pairs = [
+        ("rows", f"{summary['rows']:,}"),
+        ("columns", f"{len(names)}: {_listed(names)}"),
+        ("type", summary["dtype"]),
+        ("chunks", " x ".join(f"{size:,}" for size in summary["chunks"])),
+        ("standardized", "yes" if summary["standardized"] else "no"),
+    ]
+    if summary.get("constant_columns"):
+        pairs.append(("constant, only centred", _listed(summary["constant_columns"])))
+    return _table([*pairs, ("written to", summary["target"]), ("time", duration(summary["seconds"]))])
+
+
+def scores(summary: Summary) -> str:
+    """How rows were scored, the intervals if they are certified, and the highest rows."""
+    certificate = summary["certificate"]
+    if certificate is None:
+        parts = [_scored(summary), _highest(summary)]
+    else:
+        intervals = _intervals(certificate, summary["parameters"]["failure_probability"])
+        parts = [_scored(summary), intervals, _highest(summary), *advice(summary)]
+    return "\n\n".join(parts)
+
+
+def _scored(summary: Summary) -> str:
+    parameters = summary["parameters"]
+    landmarks = f"{parameters['n_landmarks']:,} draws ({parameters['sampling']})"
+    return _table(
+        [
+            ("rows", f"{summary['n_rows']:,} x {summary['n_features']} features"),
+            ("kernel", _kernel(parameters["kernel"])),
+            ("ridge", _figures(parameters["ridge"], "g")),
+            ("landmarks", f"{landmarks}, {summary['distinct_landmarks']:,} distinct"),
+            ("rank", f"{summary['rank']:,}"),
+            *_outcome(summary),
+            ("seed", str(parameters["random_state"])),
+            *_times(summary["seconds"]),
+            ("written to", summary["output"]),
+        ]
+    )
+
+
+def _outcome(summary: Summary) -> Pairs:
+    """The effective dimension unless an interval of it follows, and whether a tolerance was met if one was asked."""
+    if summary["certificate"] is None:
+        return [("effective dimension", _figures(summary["effective_dimension"], ".6g"))]
+    if "tolerance" not in summary:
+        return []
+    verdict = summary["tolerance"]
+    return [("tolerance", f"{'met' if verdict['met'] else 'not met'}: {verdict['text']}")]
+
+
+def _intervals(certificate: Mapping[str, Any], failure_probability: float) -> str:
+    """A table with a line for every ridge; what is not finite is None in it."""
+    audited = certificate["audit"]["rows"]
+    chance = f"but for a chance of at most {failure_probability:g}" if audited else "without exception"
+    lines = [
+        f"every exact score lies in its interval, {chance}",
+        "(width is upper/lower − 1; delta bounds what the landmarks leave unexplained of the kernel matrix)",
+        f"{'ridge':>12}  {'effective dimension':>24}  {'delta/nλ':>10}  {'median width':>12}  {'95 % width':>10}",
+    ]
+    names = ("ridges", "effective_dimension", "deviation", "median_width", "most_width")
+    for ridge, (low, high), deviation, median, most in zip(*(certificate[name] for name in names), strict=True):
+        widths = f"{_bounded(deviation):>10}  {_bounded(median):>12}  {_bounded(most):>10}"
+        lines.append(f"{ridge:>12g}  {f'{low:.6g} – {high:.6g}':>24}  {widths}")
+    return "\n".join(lines)
+
+
+def _bounded(value: float | None) -> str:
+    return "unbounded" if value is None else f"{value:.3g}"
+
+
+def _highest(summary: Summary) -> str:
+    ridges = np.atleast_1d(summary["parameters"]["ridge"])
+    where = f" at ridge {ridges.min():g}" if len(ridges) > 1 else ""
+    return f"highest rows by estimate{where}\n{describe_rows(summary['top'])}"
+
+
+def advice(summary: Summary) -> list[str]:
+    """How much of the width is round-off, and what to do if the intervals are wide."""
+    certificate, verdict = summary["certificate"], summary.get("tolerance")
+    roundoff = max(certificate["roundoff_share"])
+    lines = [f"Round-off makes up {roundoff:.0%} of the width."] if roundoff > 0.01 else []
+    if verdict is None:
+        wide = any(width is None or width > _WIDE for width in certificate["most_width"])
+    else:
+        wide = not verdict["met"]
+    if wide and roundoff > 0.5:
+        remedy = "--dtype float64" if summary["parameters"]["dtype"] == "float32" else "a larger --ridge"
+        lines.append(f"For narrower intervals, use {remedy}.")
+    elif wide and verdict is None:
+        lines.append("For narrower intervals, use more --landmarks, a larger --ridge, or --tolerance to find how many.")
+    return [" ".join(lines)] if lines else []
+
+
+def top(summary: Summary) -> str:
+    """The highest rows."""
+    return describe_rows(summary["rows"])
+
+
+def sample(summary: Summary) -> str:
+    """How many rows were drawn, by what, and how much their weights differ."""
+    drawn_by = {"upper": "upper ends of the intervals", "estimate": "half by the estimate, half uniformly"}
+    return _table(
+        [
+            ("rows drawn", f"{summary['size']:,}"),
+            ("distinct", f"{summary['distinct']:,}"),
+            ("drawn by", drawn_by[summary["by"]]),
+            ("smallest weight", f"{summary['smallest_weight']:.4g}"),
+            ("largest weight", f"{summary['largest_weight']:.4g}"),
+            ("seed", str(summary["random_state"])),
+            ("written to", summary["output"]),
+        ]
+    )
+
+
+def model(summary: Summary) -> str:
+    """What was fitted, and how well."""
+    inflation = summary["risk_inflation"]
+    chance = f"but for a chance of {inflation['failure_probability']:g}"
+    return _table(
+        [
+            ("rows", f"{summary['n_rows']:,} x {summary['n_features']} features"),
+            ("kernel", _kernel(summary["kernel"])),
+            ("ridge", f"{summary['ridge']:g}"),
+            ("landmarks", f"{summary['n_landmarks']:,}"),
+            ("effective dimension", f"{summary['effective_dimension']:.6g}"),
+            ("R2 of training rows", _figures(summary["training_r2"], ".4f")),
+            ("risk inflation", f"at most {inflation['factor']:.4g}, {chance}"),
+            ("time", duration(summary["seconds"])),
+            ("written to", summary["output"]),
+        ]
+    )
+
+
+def predictions(summary: Summary) -> str:
+    """How much was predicted."""
+    return _table(
+        [
+            ("rows", f"{summary['n_rows']:,}"),
+            ("targets", str(summary["n_targets"])),
+            ("time", duration(summary["seconds"])),
+            ("written to", summary["output"]),
+        ]
+    )
+
+
+def demo(summary: Summary) -> str:
+    """How many planted rows were found, and where everything is."""
+    return _table(
+        [
+            ("rows", f"{summary['rows']:,}, {summary['planted']} of them planted"),
+            ("found", f"{summary['found']} of {summary['planted']} planted rows among as many highest estimates"),
+            ("rank", f"{summary['rank']:,}"),
+            ("effective dimension", f"{summary['effective_dimension']:.6g}"),
+            *_times(summary["seconds"]),
+            ("dashboard was", str(summary["dashboard"])),
+            ("points", summary["points"]),
+            ("scores", summary["scores"]),
+            ("picture", summary["picture"]),
+        ]
+    )
+
+
+def demo_title(rows: int, planted: int, landmarks: int) -> str:
+    """What stands above the picture of the demo."""
+    return f"{rows:,} rows, {planted} of them planted far from the others, scored with {landmarks:,} landmarks"
+
+
+def _kernel(spec: Mapping[str, Any]) -> str:
+    values = ", ".join(f"{name}={json.dumps(value)}" for name, value in spec.items() if name != "kernel")
+    return f"{spec['kernel']}({values})"
+
+
+def _figures(values: Any, form: str) -> str:
+    return ", ".join(f"{value:{form}}" for value in np.atleast_1d(values))
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+def _times(seconds: Mapping[str, float]) -> Pairs:
+    return [(name, duration(value)) for name, value in seconds.items()]
+
+
+def _table(pairs: Pairs) -> str:
+    width = max(len(name) for name, _ in pairs)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in pairs)
