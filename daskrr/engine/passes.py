@@ -27,7 +27,7 @@ from dask.highlevelgraph import HighLevelGraph
 from daskrr import __version__
 from daskrr.engine.opaque import call_sealed, seal
 from daskrr.engine.progress import Reporter, Stage
-from daskrr.engine.rows import Rows, check_reachable, is_process_bound
+from daskrr.engine.rows import Rows, check_reachable, has_no_path, is_process_bound
 from daskrr.errors import DaskrrError, SourceUnreachable, check_count
 
 log = logging.getLogger("daskrr")
@@ -287,7 +287,7 @@ class ClusterExecutor:
 
 def _reference(rows: Rows) -> Rows | None:
     """What a worker must be able to open; arrays that travel with their tasks need no check."""
-    return None if rows.origin.startswith(("NumPy", "Dask")) else rows
+    return None if has_no_path(rows.origin) else rows
 
 
 def _worker_report(rows: Rows | None) -> tuple[str, str]:

@@ -141,6 +141,11 @@ def locate(path: str | os.PathLike) -> str:
     return name if "://" in name else os.path.abspath(name)
 
 
+def has_no_path(origin: str) -> bool:
+    """Whether :attr:`Rows.origin` tells of an array in memory, which cannot be opened again."""
+    return origin.startswith(("NumPy array", "Dask array"))
+
+
 def is_local(path: str) -> bool:
     """Whether what :func:`locate` returned is a path and not a URL."""
     return "://" not in path
