@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from daskrr.engine.passes import Run, executor, split, task
 from daskrr.engine.progress import Reporter, reporter
-from daskrr.engine.rows import open_rows, pieces
+from daskrr.engine.rows import Rows, has_no_path, open_rows, pieces
 from daskrr.engine.storage import RESULT_KEY, OutputStore, open_result, stored_column
 from daskrr.errors import InvalidData, InvalidParameter, check_count
 from daskrr.numerics.score import ScoredRows
@@ -84,7 +84,8 @@ def sample_rows(
     ridge
         Which of several ridges; the smallest by default.
     X
-        The rows that were scored, where ``result`` is a store; by default the input that it names.
+        The rows that were scored, where ``result`` is a store; by default the input that it names. Rows that were in
+        memory then have to be given.
     output
         Also write a Zarr group with ``points``, ``weights``, ``probabilities`` and ``indices``.
 
@@ -158,13 +159,7 @@ def _of_store(path: Any, ridge: float | None, X: Any, report: Reporter) -> tuple
     column = stored_column(group, ridge)
     n_rows = attributes["n_rows"]
     by = _sampling_by("upper" in group)
-    parameters = attributes["parameters"]
-    rows = open_rows(parameters["input"] if X is None else X, missing_chunks=parameters["missing_chunks"])
-    if rows.shape != (n_rows, attributes["n_features"]):
-        raise InvalidData(
-            f"the scores are of {n_rows} rows × {attributes['n_features']} features, and X has {rows.shape[0]} × "
-            f"{rows.shape[1]}. Give the rows that were scored."
-        )
+    rows = _scored_rows(attributes, X)
     stored: Any = group[by]
     values = open_rows(stored, ndim=stored.ndim, name=by)
     name = uuid.uuid4().hex
@@ -177,6 +172,30 @@ def _of_store(path: Any, ridge: float | None, X: Any, report: Reporter) -> tuple
             yield task("weigh-rows", name, b.index, partial(_stored_weights, column), source)
 
     return run, weigh(run, tasks()), by
+
+
+def _scored_rows(attributes: Any, X: Any) -> Rows:
+    """The rows that a store has scores of.
+
+    Raises
+    ------
+    InvalidData
+        X is needed and not given, or has another shape.
+    """
+    parameters, n_rows, n_features = (attributes[name] for name in ("parameters", "n_rows", "n_features"))
+    origin = parameters["input"]
+    if X is None and has_no_path(origin):
+        raise InvalidData(
+            f"the scores were made from an array in memory ({origin}), which the store does not hold. Give the rows "
+            "that were scored with X= (--points)."
+        )
+    rows = open_rows(origin if X is None else X, missing_chunks=parameters["missing_chunks"])
+    if rows.shape != (n_rows, n_features):
+        raise InvalidData(
+            f"the scores are of {n_rows} rows × {n_features} features, and X has {rows.shape[0]} × {rows.shape[1]}. "
+            "Give the rows that were scored."
+        )
+    return rows
 
 
 def _stored_weights(column: int, source: Any) -> NDArray[np.float64]:

@@ -609,6 +609,17 @@ class TestSample:
         assert "no readable Zarr array at" in lost.stderr
         assert invoke("sample", *arguments, "--points", tmp_path / "moved.zarr").exit_code == 0
 
+    def test_points_that_were_in_memory_must_be_given(self, points, tmp_path):
+        scores = tmp_path / "scores.zarr"
+        rows = zarr.open_array(points, mode="r")[:]
+        daskrr.score_to_zarr(rows, scores, kernels.Linear(), 1e-2, 3, progress=False)
+        arguments = [scores, tmp_path / "sample.zarr", "--size", 5]
+        lost = invoke("sample", *arguments)
+        assert lost.exit_code == 2
+        assert "made from an array in memory (NumPy array)" in lost.stderr
+        assert "(--points)" in lost.stderr
+        assert invoke("sample", *arguments, "--points", points).exit_code == 0
+
     def test_wrong_values(self, certified, tmp_path):
         np.save(tmp_path / "rows.npy", np.ones((3, 2)))
         invoke("convert", tmp_path / "rows.npy", tmp_path / "other.zarr")

@@ -1,12 +1,13 @@
 """Weighted samples of rows: their probabilities, where they come from, and what is refused."""
 
+import dask.array as da
 import numpy as np
 import pytest
 import zarr
 from strategies import as_zarr
 
 import daskrr
-from daskrr.errors import DaskrrError, InvalidData, InvalidParameter, OutputExists
+from daskrr.errors import InvalidData, InvalidParameter, OutputExists
 from daskrr.kernels import Gaussian, Linear
 
 KERNEL = Gaussian(1.0)
@@ -218,10 +219,18 @@ def test_random_state__must_be_a_seed(random_state, result):
         sampled(result, random_state=random_state)
 
 
-def test_store__of_rows_in_memory_needs_them_again(result, tmp_path):
-    result.store(tmp_path / "scores.zarr", progress=False)
-    with pytest.raises(DaskrrError, match=r"NumPy array|X"):
+@pytest.mark.parametrize(
+    ("X", "origin"),
+    [(rows(), "NumPy array"), (da.from_array(rows(), chunks=(50, 2)), "Dask array of 3 chunks")],
+    ids=["NumPy", "Dask"],
+)
+def test_store__of_rows_in_memory_needs_them_again(X, origin, tmp_path):
+    made = scored(X)
+    made.store(tmp_path / "scores.zarr", progress=False)
+    wanted = rf"made from an array in memory \({origin}\).* Give the rows that were scored with X= \(--points\)"
+    with pytest.raises(InvalidData, match=wanted):
         sampled(tmp_path / "scores.zarr")
+    check_same(sampled(tmp_path / "scores.zarr", X=X), sampled(made))
 
 
 @pytest.mark.parametrize("certify", [True, False])
