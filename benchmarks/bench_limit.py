@@ -1,8 +1,9 @@
 """How close is a run, from Zarr store to Zarr store, to the speed of matrix multiplication on the same cores?
 
-The limit is the time of the run's n·(4·p·d + 3·r²) floating-point operations at the rate of large matrix multiplies
-in as many processes, measured immediately before and after every timed run. The same share by processor time, which
-counts neither waiting nor what other programs take, is told beside it.
+The limit is the time of the run's floating-point operations, n·(4·p·d + 3·r²) for scores and n·(2·p·d + 2·r²) for the
+one pass of a regression, at the rate of large matrix multiplies in as many processes, measured immediately before and
+after every timed run. The same share by processor time, which counts neither waiting nor what other programs take, is
+told beside it.
 """
 
 import statistics
@@ -37,6 +38,12 @@ class Case:
     length_scale: float
     dtype: str
     chunk_rows: int
+    work: str = "score"
+
+    def flops(self, rank: int) -> float:
+        """Floating-point operations of all passes."""
+        p, d = self.n_landmarks, self.n_features
+        return self.n_rows * (4.0 * p * d + 3.0 * rank**2 if self.work == "score" else 2.0 * p * d + 2.0 * rank**2)
 
 
 @dataclass(frozen=True)
@@ -51,16 +58,19 @@ class Effort:
 MAIN = Case("main", 200_000, 32, 1024, 8.0, "float64", harness.chunk_rows(32))
 SMALL = Case("small", 200_000, 8, 256, 4.0, "float64", harness.chunk_rows(32))
 COARSE = replace(SMALL, name="small, 8 MiB chunks", chunk_rows=harness.chunk_rows(8))
-CASES = [MAIN, replace(MAIN, dtype="float32"), SMALL, replace(SMALL, dtype="float32"), COARSE]
+FIT = replace(MAIN, name="fit", work="fit")
+CERTIFIED = replace(MAIN, name="fit, certified", work="certified fit")
+CASES = [MAIN, FIT, CERTIFIED, replace(MAIN, dtype="float32"), SMALL, replace(SMALL, dtype="float32"), COARSE]
+JUDGED = ("main", "fit")
 EFFORT = Effort(repeats=3, matmul_seconds=3.0, warm_rows=20_000)
 
-QUICK_CASES = [replace(case, n_rows=4000, n_landmarks=64, chunk_rows=500) for case in CASES[:2]]
+QUICK_CASES = [replace(case, n_rows=4000, n_landmarks=64, chunk_rows=500) for case in CASES[:4]]
 QUICK_EFFORT = Effort(repeats=1, matmul_seconds=0.2, warm_rows=1000)
 
 
 def measure(case: Case, effort: Effort, client: Client, folder: Path) -> dict[str, Any]:
     """Time the runs of one case, each between two measurements of the matrix-multiply rate."""
-    _score(replace(case, n_rows=effort.warm_rows), folder)
+    _run(replace(case, n_rows=effort.warm_rows), folder)
     _store(case, folder)
     rates = [matmul_rates(case.dtype, effort.matmul_seconds, harness.WORKERS)]
     runs = []
@@ -78,7 +88,7 @@ def _observe(case: Case, client: Client, folder: Path) -> tuple[float, dict[str,
     pids = harness.worker_pids(client).values()
     before = harness.processor_seconds(pids)
     with harness.others_load() as costs:
-        seconds, summary = _score(case, folder)
+        seconds, summary = _run(case, folder)
     return seconds, summary, costs | {"worker_processor_seconds": harness.processor_seconds(pids) - before}
 
 
@@ -88,6 +98,23 @@ def _store(case: Case, folder: Path) -> Path:
     if not path.exists():
         harness.write_normal_store(path, case.n_rows, case.n_features, case.chunk_rows, SEED)
     return path
+
+
+def _run(case: Case, folder: Path) -> tuple[float, dict[str, Any]]:
+    return _score(case, folder) if case.work == "score" else _fit(case, folder)
+
+
+def _fit(case: Case, folder: Path) -> tuple[float, dict[str, Any]]:
+    """Seconds from the call until the model is fitted, and its summary; targets are read from a store too."""
+    landmarks = np.random.default_rng(SEED).choice(case.n_rows, case.n_landmarks, replace=False)
+    store, targets = _store(case, folder), _store(replace(case, n_features=1), folder)
+    model = daskrr.NystromKernelRidge(
+        daskrr.kernels.Gaussian(case.length_scale), RIDGE, sampling=landmarks, certify=case.work == "certified fit",
+        random_state=SEED, dtype=case.dtype,
+    )  # fmt: skip
+    began = time.perf_counter()
+    model.fit(store, targets)
+    return time.perf_counter() - began, model.summary()
 
 
 def _score(case: Case, folder: Path) -> tuple[float, dict[str, Any]]:
@@ -113,23 +140,39 @@ def _figures(
     case: Case, seconds: float, summary: dict[str, Any], costs: dict[str, float], rates: dict[str, float]
 ) -> dict[str, Any]:
     """What one timed run tells."""
-    rank, passes = summary["rank"], summary["seconds"]
-    flops = case.n_rows * (4.0 * case.n_landmarks * case.n_features + 3.0 * rank**2)
+    flops = case.flops(summary["rank"])
     processor_limit = harness.WORKERS * flops / rates["processor"]
-    return {
-        "rank": rank,
-        "combined_factor": summary["combined_factor"],
+    found = {
+        "rank": summary["rank"],
         "flops_per_second": rates["wall"],
         "seconds": seconds,
         "limit_seconds": flops / rates["wall"],
         "share_of_limit": flops / rates["wall"] / seconds,
         "share_by_processor_time": processor_limit / costs["worker_processor_seconds"],
-        "pass_1_seconds": passes["pass 1"],
-        "pass_2_seconds": passes["pass 2"],
-        "algebra_seconds": sum(summary["algebra"][step]["seconds"] for step in ("whiten", "ridge")),
-        "other_seconds": seconds - passes["pass 1"] - passes["pass 2"],
         **costs,
     }
+    if case.work == "score":
+        passes, algebra = summary["seconds"], summary["algebra"]
+        found |= {
+            "combined_factor": summary["combined_factor"],
+            "pass_1_seconds": passes["pass 1"],
+            "pass_2_seconds": passes["pass 2"],
+            "algebra_seconds": sum(algebra[step]["seconds"] for step in ("whiten", "ridge")),
+            "other_seconds": seconds - passes["pass 1"] - passes["pass 2"],
+        }
+    return found
+
+
+PARTS = {
+    "pass 1": "pass_1_seconds",
+    "pass 2": "pass_2_seconds",
+    "other": "other_seconds",
+    "(algebra)": "algebra_seconds",
+}
+
+
+def _seconds(run: dict[str, Any], part: str) -> str:
+    return f"{run[part]:.2f}" if part in run else ""
 
 
 def _lines(result: dict[str, Any]) -> list[dict[str, str]]:
@@ -145,10 +188,7 @@ def _lines(result: dict[str, Any]) -> list[dict[str, str]]:
             "F [Gflop/s]": f"{run['flops_per_second'] / 1e9:.1f}",
             "T_limit [s]": f"{run['limit_seconds']:.2f}",
             "T [s]": f"{run['seconds']:.2f}",
-            "pass 1": f"{run['pass_1_seconds']:.2f}",
-            "pass 2": f"{run['pass_2_seconds']:.2f}",
-            "other": f"{run['other_seconds']:.2f}",
-            "(algebra)": f"{run['algebra_seconds']:.2f}",
+            **{name: _seconds(run, key) for name, key in PARTS.items()},
             "others": f"{run['others']:.0%}",
             "by processor": f"{run['share_by_processor_time']:.3f}",
             "T_limit/T": f"{run['share_of_limit']:.3f}",
@@ -167,22 +207,25 @@ def _show(results: list[dict[str, Any]], disturbed: bool) -> None:
     print("pass 1: with fetching the landmarks and the algebra; others: share of the cores that other programs took;")
     print("by processor: the share of the limit in processor time of the workers, so without waiting")
     if disturbed:
-        print("DISTURBED: other programs competed with the main case, which makes T_limit/T meaningless")
+        print("DISTURBED: other programs competed with a judged case, which makes T_limit/T meaningless")
 
 
 def main() -> int:
-    """Run the benchmark; 1 when the main case misses what is required of it."""
+    """Run the benchmark; 1 when a judged case misses what is required of it."""
     options = harness.arguments("limit", __doc__)
     cases, effort = (QUICK_CASES, QUICK_EFFORT) if options.quick else (CASES, EFFORT)
     parameters = {"ridge": RIDGE, "workers": harness.WORKERS, "required": REQUIRED, **asdict(effort)}
     content = harness.report("limit", SEED, options.quick, parameters)
     with tempfile.TemporaryDirectory() as folder, harness.cluster() as client:
         results = [measure(case, effort, client, Path(folder)) for case in cases]
-    passed = results[0]["share_of_limit"] >= REQUIRED
-    disturbed = max(run["others"] for run in results[0]["runs"]) > QUIET
+    judged = [one for one in results if one["name"] in JUDGED and one["dtype"] == "float64"]
+    passed = min(one["share_of_limit"] for one in judged) >= REQUIRED
+    disturbed = max(run["others"] for one in judged for run in one["runs"]) > QUIET
     _show(results, disturbed)
-    share = results[0]["share_of_limit"]
-    harness.print_checks({f"main case: {share:.3f} of the limit, {REQUIRED:.2f} required": passed}, options.quick)
+    for one in judged:
+        share = one["share_of_limit"]
+        text = f"{one['name']}: {share:.3f} of the limit, {REQUIRED:.2f} required"
+        harness.print_checks({text: share >= REQUIRED}, options.quick)
     harness.write_report(options.output, content | {"results": results, "passed": passed, "disturbed": disturbed})
     return 0 if passed or options.quick else 1
 

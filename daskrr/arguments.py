@@ -83,10 +83,20 @@ class Job:
 
 
 def prepare(
-    X: Any, kernel: Any, ridge: Any, n_landmarks: int | None, options: Options, workers: int | None = None
+    X: Any,
+    kernel: Any,
+    ridge: Any,
+    n_landmarks: int | None,
+    options: Options,
+    workers: int | None = None,
+    n_sums: int = 1,
+    n_readings: int = 0,
 ) -> Job:
-    """Check every argument and make the plan; reads nothing but metadata."""
-    ridges, single = _check_ridges(ridge)
+    """Check every argument and make the plan; reads nothing but metadata.
+
+    The plan allows for ``n_sums`` Gram matrices, and ``n_readings`` results per row where those are more than ridges.
+    """
+    ridges, single = check_ridges(ridge)
     gamma = options.sketch_ridge
     if gamma is not None and gamma != 0:
         gamma = _check_positive("sketch_ridge", gamma)
@@ -102,7 +112,7 @@ def prepare(
     on = Workers.of(where) if workers is None else Workers.embedded(check_count("workers", workers))
     certify = bool(options.certify) or target is not None
     rho = _check_probability(options.failure_probability)
-    work = _work(kernel, scheme, target, len(ridges), certify and rho > 0)
+    work = _work(kernel, scheme, target, max(len(ridges), n_readings), certify and rho > 0, n_sums)
     made = make_plan(rows, dtype, work, options.block_rows, on)
     settings = Settings(
         kernel, ridges, single, dtype, gamma or None, work.n_landmarks, made.scheduler_bytes,
@@ -112,7 +122,7 @@ def prepare(
     return Job(name, rows, settings, scheme, target, certify, rho, floor, options.missing_chunks, made, where)
 
 
-def _check_ridges(ridge: Any) -> tuple[tuple[float, ...], bool]:
+def check_ridges(ridge: Any) -> tuple[tuple[float, ...], bool]:
     """The ridges, and whether one was given as a number."""
     if not isinstance(ridge, (Sequence, np.ndarray)) or isinstance(ridge, str) or np.ndim(ridge) == 0:
         return (_check_positive("ridge", ridge if not isinstance(ridge, np.ndarray) else ridge[()]),), True
@@ -207,7 +217,7 @@ def _check_probabilities(scheme: Scheme) -> None:
         raise without_probabilities()
 
 
-def _work(kernel: Kernel, scheme: Scheme, target: Target | None, n_ridges: int, audited: bool) -> Work:
+def _work(kernel: Kernel, scheme: Scheme, target: Target | None, n_ridges: int, audited: bool, n_sums: int) -> Work:
     """What the plan has to count."""
     size = scheme.size if scheme.size is not None else max(1, len(scheme.sampling))  # type: ignore[arg-type]
     residual_rounds: list[int] = []
@@ -223,4 +233,4 @@ def _work(kernel: Kernel, scheme: Scheme, target: Target | None, n_ridges: int, 
         named and scheme.sampling != "uniform" and not kernel.constant_diagonal
     )  # fmt: skip
     audit_rows = scheme.audit_rows if audited else 0
-    return Work(size, n_ridges, weighs, tuple(residual_rounds), tuple(full_rounds), audit_rows)
+    return Work(size, n_ridges, weighs, tuple(residual_rounds), tuple(full_rounds), audit_rows, n_sums)

@@ -438,6 +438,65 @@ class TestRegression:
         assert result.exit_code == 2
         assert any(part in result.stderr for part in message.split("|"))
 
+    def test_a_model_is_selected_and_tells_how_sure_it_is(self, points, targets, tmp_path):
+        model, output = tmp_path / "model.zarr", tmp_path / "predictions.zarr"
+        choice = ["--length-scales", "0.5:8:3", "--ridges", "1e-6:1e-2:3", "--landmarks", 50, "--seed", 0]
+        result = invoke("select", points, targets, model, *choice, "--intercept", "--quiet", "--json")
+        assert result.exit_code == 0, result.stderr
+        summary = json.loads(result.stdout)
+        found = summary["selection"]
+        assert [kernel["length_scale"] for kernel in found["kernels"]] == pytest.approx([0.5, 2.0, 8.0])
+        assert found["ridges"] == pytest.approx([1e-6, 1e-4, 1e-2])
+        assert found["best_error"] == min(min(errors) for errors in found["errors"])
+        result = invoke("predict", model, points, output, "--std", "--quiet")
+        assert "predictions, standard_errors" in result.stdout
+        loaded = daskrr.load(model)
+        mean, std = loaded.predict(zarr.open_array(points, mode="r")[:], return_std=True)
+        np.testing.assert_allclose(zarr.open_array(output / "standard_errors", mode="r")[:], std, rtol=1e-9)
+        np.testing.assert_allclose(zarr.open_array(output / "predictions", mode="r")[:], mean, rtol=1e-9)
+
+    @pytest.mark.parametrize("scoring", ["loo", "gcv", "kfold"])
+    def test_a_selection_can_be_read(self, points, targets, tmp_path, scoring):
+        choice = ["--kernel", "laplacian", "--length-scales", "1,3", "--ridges", "1e-4,1e-2", "--landmarks", 50]
+        result = invoke("select", points, targets, tmp_path / "model.zarr", *choice, "--scoring", scoring, "--quiet")
+        assert result.exit_code == 0, result.stderr
+        for text in ("laplacian(length_scale=3.0)", "at the best of 2 ridges", "risk inflation"):
+            assert text in result.stdout
+
+    def test_a_selection_without_widths_is_about_the_median_distance(self, points, targets, tmp_path):
+        choice = ["--ridges", "1e-4,1e-2", "--landmarks", 50, "--quiet", "--json"]
+        result = invoke("select", points, targets, tmp_path / "one.zarr", *choice)
+        scales = [kernel["length_scale"] for kernel in json.loads(result.stdout)["selection"]["kernels"]]
+        assert np.array(scales) / scales[0] == pytest.approx([1, 2, 4, 8])
+        result = invoke("select", points, targets, tmp_path / "two.zarr", "--kernel", "linear", *choice)
+        assert len(json.loads(result.stdout)["selection"]["kernels"]) == 1
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (["--ridges", "1e-3:1"], "--ridges must be FROM:TO:COUNT"),
+            (["--ridges", "-1:1:3"], "--ridges must be FROM:TO:COUNT"),
+            (["--ridges", "a,b"], "--ridges must be FROM:TO:COUNT"),
+            (["--ridges", "1,1"], "give each ridge once"),
+            (["--length-scales", "0:1:3"], "--length-scales must be FROM:TO:COUNT"),
+            (["--kernel", "laplacian"], "the laplacian kernel needs --length-scales"),
+            (["--kernel", "linear", "--length-scales", "1,2"], "--length-scale does not apply to the linear kernel"),
+            (["--folds", "1"], "--folds"),
+        ],
+    )
+    def test_mistakes_of_a_selection_are_told_at_once(self, points, targets, tmp_path, monkeypatch, options, message):
+        monkeypatch.setattr(clusters, "connect", lambda **_options: pytest.fail("a cluster was started"))
+        result = invoke("select", points, targets, tmp_path / "model.zarr", "--landmarks", 50, *options)
+        assert result.exit_code == 2
+        assert message in result.stderr
+
+    def test_tables_are_sent_to_convert(self, points, targets, tmp_path):
+        table = tmp_path / "weights.npy"
+        np.save(table, np.ones(600))
+        result = invoke("fit", points, targets, tmp_path / "model.zarr", *MODEL, "--weights", table)
+        assert result.exit_code == 2
+        assert "turn it into one with 'daskrr convert'" in result.stderr
+
     def test_scores_are_no_model(self, points, scored, tmp_path):
         result = invoke("predict", scored, points, tmp_path / "out.zarr")
         assert result.exit_code == 2

@@ -26,7 +26,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     points = np.random.default_rng(0).standard_normal((2000, 3))
     np.savetxt(where / "points.csv", points, delimiter=",", header="x,y,z", comments="")
     commands = [line[2:] for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
-    assert [shlex.split(command)[1] for command in commands] == ["convert", "plan", "score", "top", "sample", "score"]
+    assert [shlex.split(command)[1] for command in commands] == [
+        *("convert", "plan", "score", "top", "sample", "score"),
+        *("convert", "convert", "select", "fit", "predict"),
+    ]
     for command in commands:
         words = shlex.split(command)
         assert words[0] == "daskrr"
@@ -58,7 +61,7 @@ def test_python_examples__run_in_order_and_agree_with_the_commands(
     alone = [line for line in output.getvalue().splitlines() if re.fullmatch(r"-?\d\S*e?\S*", line)]
     assert len(alone) == 1
     assert float(alone[0]) < 1e-12
-    assert names["model"].score(names["X"], names["y"]) > 0.99
+    assert names["model"].score(names["X"], names["y"]) > 0.9
 
 
 def test_links__lead_to_files() -> None:

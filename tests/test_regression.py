@@ -16,10 +16,10 @@ from strategies import as_zarr
 
 import daskrr
 from daskrr import NystromKernelRidge
-from daskrr.errors import InvalidData, InvalidParameter, OutputExists, RidgeTooSmall, SourceUnreachable
+from daskrr.errors import InvalidData, OutputExists, RidgeTooSmall, SourceUnreachable
 from daskrr.kernels import Gaussian, Laplacian, Linear, Matern, Polynomial
 from daskrr.kernels.weighted import Weighted
-from daskrr.numerics.algebra import solve_ridges, whiten
+from daskrr.numerics.regress import Sums, solve
 
 KERNEL, RIDGE = Matern(1.5, 1.5), 1e-3
 
@@ -216,8 +216,11 @@ def test_score__is_out_of_core_what_it_is_in_memory(tmp_path):
     as_zarr(X, (25, 3), str(tmp_path / "X"))
     as_zarr(y, (7, 2), str(tmp_path / "y"))
     assert model.score(tmp_path / "X", tmp_path / "y") == pytest.approx(expected)
-    with pytest.raises(InvalidParameter, match="arrays in memory only"):
-        model.score(tmp_path / "X", tmp_path / "y", sample_weight=weights(80))
+    w = weights(80)
+    as_zarr(w, (9,), str(tmp_path / "w"))
+    expected = model.score(X, y, sample_weight=w)
+    for given in (w, tmp_path / "w", da.from_array(w, chunks=13)):
+        assert model.score(tmp_path / "X", tmp_path / "y", sample_weight=given) == pytest.approx(expected)
 
 
 def test_fit__has_the_same_bits_on_a_cluster(request, tmp_path):
@@ -299,12 +302,9 @@ def test_fit__takes_every_way_to_name_a_dtype(dtype):
 
 
 def test_fit__refuses_a_gram_matrix_that_round_off_decides():
-    X = 1e-3 * rows(50, 1) + 1.0
+    sums = Sums(np.array([[1e8]]), np.ones((1, 2)), 50.0 * np.eye(2))
     with pytest.raises(RidgeTooSmall, match="round-off may change scores"):
-        solve_ridges(
-            np.array([[1e8]]), np.ones((1, 2)), np.eye(2), whiten(Linear()(X[:1], X[:1]), 1e-16, np.dtype(float)), 50,
-            [1e-12], np.dtype(float), intercept=False,
-        )  # fmt: skip
+        solve(sums, [1e-12], np.dtype(float), intercept=False)
 
 
 def test_fit__checks_that_workers_can_read_targets_and_weights(client):

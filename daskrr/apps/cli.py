@@ -156,9 +156,8 @@ workers_option = click.option(
     help="Processes of the embedded cluster; one per core by default.",
 )
 
-kernel_options = _all_of(
-    click.option("--kernel", type=click.Choice(KERNELS), help="Which kernel."),
-    click.option("--length-scale", metavar="NUMBER|median|A,B,...", help="Length scale, or one per feature."),
+kernel_option = click.option("--kernel", type=click.Choice(KERNELS), help="Which kernel.")
+kernel_parameters = _all_of(
     click.option("--nu", type=click.Choice(["0.5", "1.5", "2.5"]), help="Smoothness of the Matérn kernel."),
     click.option("--degree", type=int, help="Degree of the polynomial kernel."),
     click.option("--offset", type=float, help="Offset of the polynomial kernel."),
@@ -168,6 +167,11 @@ kernel_options = _all_of(
     click.option(
         "--allow-function", multiple=True, metavar="PACKAGE.MODULE:NAME", help="Function the spec may import."
     ),
+)
+kernel_options = _all_of(
+    kernel_option,
+    click.option("--length-scale", metavar="NUMBER|median|A,B,...", help="Length scale, or one per feature."),
+    kernel_parameters,
 )
 # The defaults are those of the library, which is handed what was given and nothing else.
 interval_options = _all_of(
@@ -181,14 +185,14 @@ interval_options = _all_of(
         "--subset-bound", is_flag=True, default=None, help="Try one more upper bound for every row, at some cost."
     ),
 )
-model_options = _all_of(
-    click.option(
-        "--ridge",
-        type=float,
-        multiple=True,
-        required=True,
-        help="Ridge; it is added to the kernel matrix times the number of rows. Repeat it for several at once.",
-    ),
+ridge_option = click.option(
+    "--ridge",
+    type=float,
+    multiple=True,
+    required=True,
+    help="Ridge; it is added to the kernel matrix times the number of rows. Repeat it for several at once.",
+)
+landmark_options = _all_of(
     click.option(
         "--landmarks",
         "n_landmarks",
@@ -246,6 +250,11 @@ model_options = _all_of(
         help="What to do about chunks that were never written; refuse by default.",
     ),
     click.option("--block-rows", type=click.IntRange(min=1), help="Rows per task; chosen by default."),
+)
+model_options = _all_of(ridge_option, landmark_options)
+regression_options = _all_of(
+    click.option("--weights", type=click.Path(), help="Zarr array of sample weights; all 1 by default."),
+    click.option("--intercept", is_flag=True, help="Fit a constant part that is not penalised."),
 )
 cluster_options = _all_of(
     click.option("--scheduler", metavar="ADDRESS", help="Running Dask scheduler; embedded cluster by default."),
@@ -366,8 +375,7 @@ def sample(**options: Any) -> None:
 @click.argument("model_path", metavar="MODEL", type=click.Path())
 @kernel_options
 @model_options
-@click.option("--weights", type=click.Path(), help="Zarr array of sample weights; all 1 by default.")
-@click.option("--intercept", is_flag=True, help="Fit a constant part that is not penalised.")
+@regression_options
 @cluster_options
 @overwrite_option
 @json_option
@@ -379,9 +387,50 @@ def fit(**options: Any) -> None:
 
 
 @main.command()
+@click.argument("points", type=click.Path())
+@click.argument("targets", type=click.Path())
+@click.argument("model_path", metavar="MODEL", type=click.Path())
+@kernel_option
+@click.option(
+    "--length-scales",
+    metavar="FROM:TO:COUNT|A,B,...",
+    help="Length scales to choose from, in equal ratios or one by one; by default, for a Gaussian kernel, a quarter, "
+    "half, once and twice the median distance.",
+)
+@kernel_parameters
+@click.option(
+    "--ridges",
+    metavar="FROM:TO:COUNT|A,B,...",
+    help="Ridges to choose from, in equal ratios or one by one; 1e-8:1:30 by default.",
+)
+@click.option(
+    "--scoring",
+    type=click.Choice(["loo", "gcv", "kfold"]),
+    default="loo",
+    show_default=True,
+    help="What is to be least: the leave-one-out error, generalized cross-validation, or the error of folds.",
+)
+@click.option("--folds", type=click.IntRange(min=2), default=5, show_default=True, help="Folds of --scoring kfold.")
+@landmark_options
+@regression_options
+@cluster_options
+@overwrite_option
+@json_option
+@quiet_option
+@debug_option
+def select(**options: Any) -> None:
+    """Choose length scale and ridge of a kernel ridge regression by cross-validation, and write it to MODEL.
+
+    Landmarks are chosen anew for every length scale, at the geometric mean of the ridges if that matters.
+    """
+    _commands().select(**_grouped(options))
+
+
+@main.command()
 @click.argument("model_path", metavar="MODEL", type=click.Path())
 @click.argument("points", type=click.Path())
 @click.argument("output", type=click.Path())
+@click.option("--std", is_flag=True, help="Write the standard errors of the predictions too.")
 @click.option("--allow-function", multiple=True, metavar="PACKAGE.MODULE:NAME", help="Function the model may import.")
 @cluster_options
 @overwrite_option
@@ -389,7 +438,7 @@ def fit(**options: Any) -> None:
 @quiet_option
 @debug_option
 def predict(**options: Any) -> None:
-    """Predict the rows of POINTS with MODEL, an output of daskrr fit, and write the result to OUTPUT."""
+    """Predict the rows of POINTS with MODEL, an output of daskrr fit or select, and write the result to OUTPUT."""
     functions = options.pop("allow_function")
     _commands().predict(**_grouped(options), functions=functions)
 

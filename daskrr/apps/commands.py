@@ -19,12 +19,16 @@ import numpy as np
 import zarr
 from distributed.comm.core import CommClosedError
 
-from daskrr import errors, kernels, plots, regression, samples, scoring, synthetic
+from daskrr import errors, kernels, plots, samples, scoring, synthetic
 from daskrr.apps import clusters, wording
 from daskrr.apps import convert as conversion
 from daskrr.engine.storage import OutputStore
 from daskrr.leverage import plan as make_plan
 from daskrr.nystrom.selection import SCHEMES
+from daskrr.regression.model import PREDICTIONS
+from daskrr.regression.ridge import NystromKernelRidge, load
+from daskrr.regression.saving import MODEL
+from daskrr.regression.selection import NystromKernelRidgeCV
 
 # The first class that fits decides; whatever is not listed is a failed run.
 _EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
@@ -153,13 +157,12 @@ def _told(quiet: bool) -> Iterator[None]:
 def _arguments(points: str, model: Mapping[str, Any]) -> dict[str, Any]:
     """Turn the options of the model that were given into arguments of the library."""
     _refuse_file(points)
-    ridges, sampling = model["ridge"], model["sampling"]
+    ridges, sampling = model.get("ridge"), model["sampling"]
     if model["n_landmarks"] is None and sampling in SCHEMES and sampling != "residual":
         raise click.UsageError("only residual sampling finds the number of landmarks; give it with --landmarks")
-    read = {
-        "ridge": ridges[0] if len(ridges) == 1 else list(ridges),
-        "sampling": None if sampling is None else _sampling(sampling),
-    }
+    read: dict[str, Any] = {"sampling": None if sampling is None else _sampling(sampling)}
+    if ridges is not None:
+        read["ridge"] = ridges[0] if len(ridges) == 1 else list(ridges)
     return {name: value for name, value in {**model, **read}.items() if value is not None}
 
 
@@ -229,20 +232,89 @@ def fit(
     """Run ``daskrr fit``."""
     if len(model["ridge"]) > 1:
         raise click.UsageError("a model has one --ridge")
-    arguments = _arguments(points, model)
-    _refuse_file(targets)
-    estimator = regression.NystromKernelRidge(
-        make_kernel(kernel), fit_intercept=intercept, progress=not quiet, **{"certify": True} | arguments
-    )
+    arguments = {"certify": True} | _arguments(points, model)
+    estimator = NystromKernelRidge(make_kernel(kernel), fit_intercept=intercept, progress=not quiet, **arguments)
+    summary = _fitted(estimator, (points, targets, weights), model_path, cluster, overwrite, quiet)
+    _emit(summary, as_json, wording.model)
+
+
+def _fitted(
+    estimator: NystromKernelRidge | NystromKernelRidgeCV,
+    data: tuple[str, str, str | None],
+    model_path: str,
+    cluster: Mapping[str, Any],
+    overwrite: bool,
+    quiet: bool,
+) -> dict[str, Any]:
+    """Fit a model to rows, targets and weights, and write it."""
+    for path in data:
+        if path is not None:
+            _refuse_file(path)
     # Mistakes should be told before a cluster is started for them.
-    estimator.check(points, targets, weights)
-    OutputStore(model_path, overwrite, regression.MODEL)
+    estimator.check(*data)
+    OutputStore(model_path, overwrite, MODEL)
     began = time.perf_counter()
     with _told(quiet), clusters.connect(**cluster, echo=_silence if quiet else None):
-        estimator.fit(points, targets, weights)
-    estimator.save(model_path, overwrite=overwrite)
-    summary = estimator.summary() | {"seconds": time.perf_counter() - began, "output": model_path}
-    _emit(summary, as_json, wording.model)
+        estimator.fit(*data)
+        estimator.save(model_path, overwrite=overwrite)
+    return estimator.summary() | {"seconds": time.perf_counter() - began, "output": model_path}
+
+
+def select(
+    points: str,
+    targets: str,
+    model_path: str,
+    kernel: Mapping[str, Any],
+    length_scales: str | None,
+    ridges: str | None,
+    scoring: str,
+    folds: int,
+    model: Mapping[str, Any],
+    cluster: Mapping[str, Any],
+    weights: str | None,
+    intercept: bool,
+    overwrite: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Run ``daskrr select``."""
+    arguments = {"certify": True} | _arguments(points, model)
+    estimator = NystromKernelRidgeCV(
+        _candidates(kernel, length_scales), None if ridges is None else _numbers("--ridges", ridges), scoring=scoring,
+        folds=folds, fit_intercept=intercept, progress=not quiet, **arguments,
+    )  # fmt: skip
+    summary = _fitted(estimator, (points, targets, weights), model_path, cluster, overwrite, quiet)
+    _emit(summary, as_json, wording.selection)
+
+
+def _candidates(kernel: Mapping[str, Any], length_scales: str | None) -> list[kernels.Kernel] | None:
+    """The kernels to choose from; None for the library's own, Gaussians about the median distance."""
+    if kernel["kernel"] is None and kernel["kernel_spec"] is None:
+        kernel = {**kernel, "kernel": "gaussian"}
+    if length_scales is not None:
+        scales = _numbers("--length-scales", length_scales)
+        return [make_kernel({**kernel, "length_scale": str(scale)}) for scale in scales]
+    given = [name for name, value in kernel.items() if value and name != "kernel"]
+    if kernel["kernel"] == "gaussian" and not given:
+        return None
+    if kernel["kernel"] is not None and "length_scale" in _parameters(kernel["kernel"]):
+        raise click.UsageError(f"the {kernel['kernel']} kernel needs --length-scales")
+    return [make_kernel(kernel)]
+
+
+def _numbers(option: str, text: str) -> list[float]:
+    """Read FROM:TO:COUNT, whose ratios are equal, or numbers with commas between."""
+    try:
+        if ":" in text:
+            first, last, count = text.split(":")
+            if int(count) < 1 or not (float(first) > 0 and float(last) > 0):
+                raise ValueError
+            return np.geomspace(float(first), float(last), int(count)).tolist()
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise click.UsageError(
+            f"{option} must be FROM:TO:COUNT with positive numbers, or numbers with commas between, not {text!r}"
+        ) from None
 
 
 def predict(
@@ -250,6 +322,7 @@ def predict(
     points: str,
     output: str,
     functions: Sequence[str],
+    std: bool,
     cluster: Mapping[str, Any],
     overwrite: bool,
     as_json: bool,
@@ -257,11 +330,11 @@ def predict(
 ) -> None:
     """Run ``daskrr predict``."""
     _refuse_file(points)
-    model = regression.load(model_path, functions)
+    model = load(model_path, functions)
     model.progress = not quiet
-    OutputStore(output, overwrite, regression.PREDICTIONS)
+    OutputStore(output, overwrite, PREDICTIONS)
     with _told(quiet), clusters.connect(**cluster, echo=_silence if quiet else None):
-        summary = model.predict_to_zarr(points, output, overwrite=overwrite)
+        summary = model.predict_to_zarr(points, output, return_std=std, overwrite=overwrite)
     _emit(summary, as_json, wording.predictions)
 
 
@@ -345,8 +418,12 @@ def make_kernel(options: Mapping[str, Any]) -> kernels.Kernel:
     return kernels.from_spec({"kernel": kind, **{name: _parsed(name, value) for name, value in given.items()}})
 
 
+def _parameters(kind: str) -> dict[str, dataclasses.Field]:
+    return {field.name: field for field in dataclasses.fields(kernels.KINDS[kind])}  # type: ignore[arg-type]
+
+
 def _check_parameters(kind: str, given: Mapping[str, Any]) -> None:
-    known = {field.name: field for field in dataclasses.fields(kernels.KINDS[kind])}  # type: ignore[arg-type]
+    known = _parameters(kind)
     takes = ", ".join(map(_option, known)) or "no parameters"
     for name in given:
         if name not in known:

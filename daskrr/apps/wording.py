@@ -72,8 +72,7 @@ def _outcome(summary: Summary) -> Pairs:
 
 def _intervals(certificate: Mapping[str, Any], failure_probability: float) -> str:
     """A table with a line for every ridge; what is not finite is None in it."""
-    audited = certificate["audit"]["rows"]
-    chance = f"but for a chance of at most {failure_probability:g}" if audited else "without exception"
+    chance = _chance(failure_probability if certificate["audit"]["rows"] else 0.0)
     lines = [
         f"every exact score lies in its interval, {chance}",
         "(width is upper/lower − 1; delta bounds what the landmarks leave unexplained of the kernel matrix)",
@@ -137,7 +136,7 @@ def sample(summary: Summary) -> str:
 def model(summary: Summary) -> str:
     """What was fitted, and how well."""
     inflation = summary["risk_inflation"]
-    chance = f"but for a chance of {inflation['failure_probability']:g}"
+    chance = _chance(inflation["failure_probability"])
     return _table(
         [
             ("rows", f"{summary['n_rows']:,} x {summary['n_features']} features"),
@@ -153,12 +152,35 @@ def model(summary: Summary) -> str:
     )
 
 
+def _chance(failure_probability: float) -> str:
+    return f"but for a chance of at most {failure_probability:g}" if failure_probability else "without exception"
+
+
+def selection(summary: Summary) -> str:
+    """What was chosen among what, and the model."""
+    about = summary["selection"]
+    names = {"loo": "leave-one-out", "gcv": "generalized cross-validation", "kfold": "folds"}
+    kernels = [_kernel(spec) for spec in about["kernels"]]
+    width = max(map(len, kernels))
+    lines = [
+        f"mean squared error by {names[about['scoring']]}, at the best of {len(about['ridges'])} ridges",
+        f"{'kernel':<{width}}  {'ridge':>10}  {'error':>12}",
+    ]
+    for kernel, errors in zip(kernels, about["errors"], strict=True):
+        judged = [(error, ridge) for error, ridge in zip(errors, about["ridges"], strict=True) if error is not None]
+        error, ridge = min(judged, default=(None, None))
+        figures = f"{'none':>10}  {'':>12}" if error is None else f"{ridge:>10.3g}  {error:>12.6g}"
+        lines.append(f"{kernel:<{width}}  {figures}")
+    return "\n".join(lines) + "\n\n" + model(summary)
+
+
 def predictions(summary: Summary) -> str:
     """How much was predicted."""
     return _table(
         [
             ("rows", f"{summary['n_rows']:,}"),
             ("targets", str(summary["n_targets"])),
+            ("arrays", ", ".join(summary["arrays"])),
             ("time", duration(summary["seconds"])),
             ("written to", summary["output"]),
         ]

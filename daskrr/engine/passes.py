@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future as LocalFuture
@@ -121,8 +122,8 @@ class Executor(Protocol):
     def settle(self, handles: Sequence[Any]) -> None:
         """Wait until the results behind ``handles`` are there, wherever that is."""
 
-    def hold(self, shared: Delayed) -> Any:
-        """What all tasks of a pass share, ready as an argument of each."""
+    def hold(self, shared: Any) -> Any:
+        """What all tasks of a pass share (a task, a handle or a value), ready as an argument of each."""
 
     def check(self, rows: Rows) -> None:
         """Raise unless every worker can read ``rows``."""
@@ -185,9 +186,9 @@ class LocalExecutor:
     def settle(self, handles: Sequence[Any]) -> None:
         """The values are there already."""
 
-    def hold(self, shared: Delayed) -> Any:
+    def hold(self, shared: Any) -> Any:
         """Nothing to do: it is in this process already."""
-        return shared
+        return shared if isinstance(shared, Delayed) else constant(shared, f"shared-{uuid.uuid4().hex}")
 
     def check(self, rows: Rows) -> None:
         """This process has opened the rows already."""
@@ -230,12 +231,15 @@ class ClusterExecutor:
             if pending and self.client.status == "running":
                 self.client.cancel(list(pending))
 
-    def hold(self, shared: Delayed) -> Any:
+    def hold(self, shared: Any) -> Any:
         """Compute what all tasks of a pass share and copy it to every worker before they start."""
-        future = self.client.compute(shared)
-        self.settle([future])
-        self.client.replicate(future)
-        return future
+        if isinstance(shared, Delayed):
+            shared = self.client.compute(shared)
+        elif not isinstance(shared, distributed.Future):
+            return self.client.scatter(shared, broadcast=True, hash=False)
+        self.settle([shared])
+        self.client.replicate(shared)
+        return shared
 
     def _limit(self) -> int:
         """Two tasks per worker thread; the scheduler is asked again now and then, since workers come and go."""

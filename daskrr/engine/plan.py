@@ -133,6 +133,8 @@ class Work:
         Landmarks of earlier rounds: those that need residuals alone, and those that run both passes.
     audit_rows
         Rows of the audit.
+    n_sums
+        Gram matrices that pass 1 keeps apart.
     """
 
     n_landmarks: int
@@ -141,6 +143,7 @@ class Work:
     residual_rounds: tuple[int, ...] = ()
     full_rounds: tuple[int, ...] = ()
     audit_rows: int = 0
+    n_sums: int = 1
 
     def flops(self, n: int, d: int) -> float:
         """Floating-point operations of all passes over n rows of d features."""
@@ -182,11 +185,11 @@ def make_plan(rows: Rows, dtype: np.dtype, work: Work, wanted_rows: int | None, 
         readings=work.passes + 1,
         flops=work.flops(n, d),
         bytes_read=rows.nbytes * work.passes + min(rows.nbytes, sampled * height * rows.nbytes // n),
-        bytes_moved=matrix * (n_blocks + 2 * workers.n_workers + 2) + carried,
+        bytes_moved=matrix * (work.n_sums * n_blocks + 2 * workers.n_workers + 2) + carried,
         bytes_written=(2 * work.n_ridges * (1 + certified) + 1) * 8 * n,
         worker_bytes=worker,
         memory_limit=int(worker / USABLE_SHARE),
-        scheduler_bytes=(6 if work.n_ridges == 1 and not certified else 9) * matrix,
+        scheduler_bytes=(5 + work.n_sums if work.n_ridges == 1 and not certified else 8 + work.n_sums) * matrix,
     )
 
 
@@ -202,8 +205,8 @@ def _worker_bytes(rows: Rows, p: int, dtype: np.dtype, height: int, work: Work, 
     tile = min(tile_rows(p), height) * p * dtype.itemsize * (1 if work.n_ridges == 1 else 2)
     drawn = 8 * work.audit_rows * (rows.shape[1] + 3) * 4
     per_row = 8 * height * (16 + 8 * (work.n_ridges - 1))
-    per_thread = tile + 3 * matrix + 4 * piece + 4 * PANEL_BYTES + per_row + drawn
-    shared = matrix * (10 if workers.apart else 8)
+    per_thread = tile + 3 * work.n_sums * matrix + 4 * piece + 4 * PANEL_BYTES + per_row + drawn
+    shared = matrix * (6 if workers.apart else 4) + 4 * work.n_sums * matrix
     audit = 8 * work.audit_rows * (3 * work.audit_rows + p)
     kept = 10 * rows.n_rows * (1 + work.weighs_rows + bool(work.full_rounds)) // workers.n_workers
     return IDLE_WORKER_BYTES + shared + kept + max(workers.threads_each * per_thread, audit)

@@ -67,6 +67,11 @@ class Rows:
         return self
 
     @property
+    def in_memory(self) -> bool:
+        """Whether the rows are in the memory of this process."""
+        return False
+
+    @property
     def n_rows(self) -> int:
         """Number of rows."""
         return self.shape[0]
@@ -174,6 +179,11 @@ class NumpyRows(Rows):
         self.shape, self.dtype, self.unit_rows = array.shape, array.dtype, 1
         self.piece_bytes, self.origin = 0, "NumPy array"
 
+    @property
+    def in_memory(self) -> bool:
+        """They are."""
+        return True
+
     def source(self, start: int, stop: int) -> Any:
         """The rows themselves."""
         return np.ascontiguousarray(self.array[start:stop])
@@ -245,6 +255,11 @@ class JoinedRows(Rows):
         self.shape, self.dtype = (rows.n_rows, rows.shape[1] + 1), np.dtype(np.float64)
         self.unit_rows, self.origin = rows.unit_rows, rows.origin
         self.piece_bytes = max(rows.piece_bytes, 1) * 3
+
+    @property
+    def in_memory(self) -> bool:
+        """If both are."""
+        return self.rows.in_memory and self.column.in_memory
 
     def source(self, start: int, stop: int) -> Any:
         """Both sources, sealed; or a task that joins them, where one is a Dask object."""

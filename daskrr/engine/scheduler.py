@@ -17,100 +17,28 @@ import time
 import uuid
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import distributed
-import numpy as np
 import psutil
 from dask.delayed import Delayed
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.serialize import Serialized, merge_and_deserialize, to_serialize
 from distributed.system import MEMORY_LIMIT
-from numpy.typing import NDArray
 
+from daskrr.engine.factors import Factors
 from daskrr.engine.passes import ClusterExecutor, Executor, constant, task
-from daskrr.errors import DaskrrError
+from daskrr.errors import DaskrrError, SourceUnreachable
 from daskrr.numerics import blas
-from daskrr.numerics.algebra import RidgeFactor, Whitening, ridge_factor, shift_of, solve_ridges, subset_factor, whiten
 
 log = logging.getLogger("daskrr")
 
-
-@dataclass
-class Factors:
-    """The factors of one run: of the landmarks' kernel matrix first, of the ridge once the Gram matrix is known."""
-
-    landmarks: NDArray | None = None
-    n_landmarks: int = 0
-    whitening: Whitening | None = None
-    ridge: RidgeFactor | None = None
-    kernel_matrix: NDArray | None = None
-    subset: tuple[NDArray, ...] = ()
-
-    def whiten(self, inputs: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
-        """Factor W; ``inputs`` holds W, the landmarks' rows X, the tile kernel's error and the penalty, if any."""
-        dtype = np.dtype(parameters["dtype"])
-        self.n_landmarks = len(inputs["W"])
-        self.whitening = whiten(inputs["W"], inputs["error"], dtype, inputs["penalty"])
-        pivots = self.whitening.pivots
-        self.landmarks = inputs["X"][pivots]
-        if parameters["subset"]:
-            self.kernel_matrix = inputs["W"][np.ix_(pivots, pivots)]
-        return {
-            "pivots": pivots,
-            "shift": self.whitening.shift,
-            "kernel_error": self.whitening.kernel_error,
-            "smallest_pivot": self.whitening.smallest_pivot,
-        }
-
-    def add_ridge(self, inputs: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
-        """Factor G + n·λ·I for every ridge; ``inputs`` holds the lower triangle of G."""
-        if self.whitening is None:
-            raise RuntimeError("the landmarks of this run were not factored")
-        dtype, n_rows, ridges = np.dtype(parameters["dtype"]), parameters["n_rows"], parameters["ridges"]
-        self.ridge = ridge_factor(inputs["G"], self.whitening, n_rows, ridges, dtype, parameters["leading"])
-        if self.kernel_matrix is not None:
-            self.subset = tuple(subset_factor(self.kernel_matrix, shift_of(n_rows, ridge)) for ridge in ridges)
-        return {
-            "effective_dimensions": self.ridge.effective_dimensions.tolist(),
-            "score_errors": self.ridge.score_errors.tolist(),
-            "gram_norm": self.ridge.gram_norm,
-            "combined": self.ridge.combined is not None,
-        }
-
-    def regress(self, inputs: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
-        """Solve the ridge regression for every ridge; ``inputs`` holds the lower triangle of G and the moments."""
-        if self.whitening is None:
-            raise RuntimeError("the landmarks of this run were not factored")
-        found = solve_ridges(
-            inputs["G"], inputs["features"], inputs["targets"], self.whitening, parameters["n_rows"],
-            parameters["ridges"], np.dtype(parameters["dtype"]), parameters["intercept"],
-        )  # fmt: skip
-        return vars(found) | {"landmarks": self.landmarks}
-
-    def payload(self, kind: str) -> dict[str, Any]:
-        """What a pass needs: the factor of W ("whitener"), the ridge's too ("scorer"), or both apart.
-
-        The last is for rows that pass 1 has not seen ("new rows"), or has not kept the residuals of ("drawn rows").
-        """
-        if self.whitening is None:
-            raise RuntimeError("the landmarks of this run were not factored")
-        found: dict[str, Any] = {"landmarks": self.landmarks, "n_landmarks": self.n_landmarks}
-        found["kernel_error"] = self.whitening.kernel_error
-        if kind == "whitener" or self.ridge is None:
-            return found | {"factors": (self.whitening.inverse,)}
-        found |= {"eigenvalues": self.ridge.eigenvalues}
-        if kind != "new rows":
-            found |= {"leading": self.ridge.leading}
-        if kind == "scorer":
-            found |= {"subset": self.subset}
-        if kind == "scorer" and self.ridge.combined is not None:
-            return found | {"factors": (self.ridge.combined,)}
-        return found | {"factors": (self.whitening.inverse, self.ridge.inverse)}
+# Asked for instead of a kind of payload.
+EVERYTHING = "everything"
 
 
-def _perform(factors: Factors, step: str, inputs: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
+def _perform(factors: Factors, step: str, inputs: Any, parameters: dict[str, Any]) -> dict[str, Any]:
     """Run one step and say where it ran. One BLAS thread, so that bits do not depend on the number of cores."""
     began = time.perf_counter()
     with blas.one_thread():
@@ -135,6 +63,7 @@ class FactorPlugin(SchedulerPlugin):
         scheduler.handlers["daskrr_hello"] = self.hello
         scheduler.handlers["daskrr_perform"] = self.perform
         scheduler.handlers["daskrr_fetch"] = self.fetch
+        scheduler.handlers["daskrr_fork"] = self.fork
         scheduler.handlers["daskrr_free"] = self.free
 
     async def close(self) -> None:
@@ -145,18 +74,21 @@ class FactorPlugin(SchedulerPlugin):
         """Say that the plugin is here, and how much memory is left."""
         return {"available": min(psutil.virtual_memory().available, MEMORY_LIMIT), "runs": sorted(self.runs)}
 
-    async def perform(self, run: str, step: str, key: str, parameters: dict[str, Any], owner: str) -> dict[str, Any]:
-        """Gather the inputs of a step from the workers and run it on the plugin's thread."""
-        gathered = await self.scheduler.gather([key])
-        if gathered["status"] != "OK":
-            return {"status": "lost", "keys": [str(lost) for lost in gathered["keys"]]}
+    async def perform(
+        self, run: str, step: str, key: str | None, parameters: dict[str, Any], owner: str
+    ) -> dict[str, Any]:
+        """Gather the inputs of a step from the workers, if it has any, and run it on the plugin's thread."""
+        inputs = None
+        if key is not None:
+            gathered = await self.scheduler.gather([key])
+            if gathered["status"] != "OK":
+                return {"status": "lost", "keys": [str(lost) for lost in gathered["keys"]]}
+            inputs = gathered["data"][key]
         factors = self.runs.setdefault(run, Factors())
         self.owners[run] = owner
         loop = asyncio.get_running_loop()
         try:
-            summary = await loop.run_in_executor(
-                self.pool, _gathered_perform, factors, step, gathered["data"][key], parameters
-            )
+            summary = await loop.run_in_executor(self.pool, _gathered_perform, factors, step, inputs, parameters)
         except DaskrrError as error:
             return {"status": "refused", "error": to_serialize(error)}
         return {"status": "OK", "summary": to_serialize(summary)}
@@ -165,7 +97,14 @@ class FactorPlugin(SchedulerPlugin):
         """The factors that a pass of ``run`` needs."""
         if run not in self.runs:
             return {"status": "gone"}
-        return {"status": "OK", "payload": to_serialize(self.runs[run].payload(kind))}
+        factors = self.runs[run]
+        return {"status": "OK", "payload": to_serialize(factors if kind == EVERYTHING else factors.payload(kind))}
+
+    async def fork(self, run: str, copy: str, owner: str) -> bool:
+        """Copy the factors of a run for another one; whether there were any."""
+        if run in self.runs:
+            self.runs[copy], self.owners[copy] = replace(self.runs[run]), owner
+        return run in self.runs
 
     async def free(self, run: str) -> None:
         """Drop the run's factors as soon as no task on the cluster can ask for them."""
@@ -214,13 +153,22 @@ def _ask(client: Any, question: str, **arguments: Any) -> Any:
 
 def fetch_factor(run: str, kind: str) -> dict[str, Any]:
     """Ask the scheduler for the factors of a run; runs as a task on a worker."""
-    answer = _ask(distributed.get_client(), "fetch", run=run, kind=kind)
+    return _fetched(distributed.get_client(), run, kind)
+
+
+def _fetched(client: distributed.Client, run: str, kind: str) -> Any:
+    running = client.status == "running"
+    answer = _ask(client, "fetch", run=run, kind=kind) if running else {"status": "gone"}
     if answer["status"] != "OK":
-        raise RuntimeError(
-            f"the scheduler no longer holds the factors of run {run}: it was restarted, or the client that made them "
-            "has left. Run leverage_scores again."
-        )
+        raise _gone(run)
     return answer["payload"]
+
+
+def _gone(run: str) -> SourceUnreachable:
+    return SourceUnreachable(
+        f"the factors of run {run} are gone with the scheduler that held them: it was closed or restarted, or the "
+        "client that made them has left. Run leverage_scores or fit again; save a model before its cluster ends."
+    )
 
 
 class Algebra(Protocol):
@@ -229,10 +177,19 @@ class Algebra(Protocol):
     place: str
 
     def perform(self, step: str, handle: Any, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Run a step of :class:`Factors` on the inputs behind ``handle``; return its small summary."""
+        """Run a step of :class:`Factors` on the inputs behind ``handle``, if any; return its small summary."""
 
     def payload(self, kind: str) -> Delayed:
         """A task whose result is :meth:`Factors.payload`."""
+
+    def fetch(self, kind: str) -> dict[str, Any]:
+        """What :meth:`Factors.payload` returns, in this process."""
+
+    def bring(self) -> Factors:
+        """All factors, in this process."""
+
+    def fork(self, run: str) -> "Algebra":
+        """A copy for another run: what is done to one is not seen by the other."""
 
 
 class InProcess:
@@ -240,17 +197,30 @@ class InProcess:
 
     place = "this process"
 
-    def __init__(self) -> None:
-        self.factors = Factors()
+    def __init__(self, factors: Factors | None = None) -> None:
+        self.factors = factors or Factors()
         self.run = uuid.uuid4().hex
 
     def perform(self, step: str, handle: Any, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Run the step here."""
-        return _perform(self.factors, step, handle, parameters)
+        """Run the step here, on inputs that a cluster may have made."""
+        inputs = handle.result() if isinstance(handle, distributed.Future) else handle
+        return _perform(self.factors, step, inputs, parameters)
 
     def payload(self, kind: str) -> Delayed:
         """The factors themselves."""
         return constant(self.factors.payload(kind), f"factor-{self.run}-{kind.replace(' ', '')}")
+
+    def fetch(self, kind: str) -> dict[str, Any]:
+        """The factors themselves."""
+        return self.factors.payload(kind)
+
+    def bring(self) -> Factors:
+        """They are here."""
+        return self.factors
+
+    def fork(self, run: str) -> "InProcess":
+        """A copy that shares the arrays, none of which is ever written to."""
+        return InProcess(replace(self.factors))
 
 
 class OnScheduler:
@@ -260,18 +230,21 @@ class OnScheduler:
 
     def __init__(self, client: distributed.Client, run: str) -> None:
         self.client, self.run = client, run
+        self._steps = 0
         weakref.finalize(self, _free_later, weakref.ref(client), run)
 
     def perform(self, step: str, handle: Any, parameters: dict[str, Any]) -> dict[str, Any]:
         """Have the plugin gather the inputs and run the step; try again when a worker died meanwhile."""
+        self._steps += 1
         for _ in range(5):
-            distributed.wait(handle)
+            if handle is not None:
+                distributed.wait(handle)
             answer = _ask(
                 self.client,
                 "perform",
                 run=self.run,
                 step=step,
-                key=handle.key,
+                key=None if handle is None else handle.key,
                 parameters=parameters,
                 owner=self.client.id,
             )
@@ -279,14 +252,36 @@ class OnScheduler:
                 raise answer["error"]
             if answer["status"] == "OK":
                 return answer["summary"]
-            if handle.status == "error":
+            if handle is not None and handle.status == "error":
                 raise handle.exception()
         raise RuntimeError(f"the inputs of {step!r} were lost five times in a row with their workers")
 
     def payload(self, kind: str) -> Delayed:
         """A task that asks the scheduler. It holds this object, so the factors live while a graph needs them."""
         fetch = _Fetch(self, self.run, kind)
-        return task(f"fetch-factor-{self.run}", kind.replace(" ", ""), 0, fetch)
+        return task(f"fetch-factor-{self.run}", kind.replace(" ", ""), self._steps, fetch)
+
+    def fetch(self, kind: str) -> dict[str, Any]:
+        """Ask the scheduler from here."""
+        return _fetched(self.client, self.run, kind)
+
+    def bring(self) -> Factors:
+        """Ask the scheduler for all."""
+        return _fetched(self.client, self.run, EVERYTHING)
+
+    def __reduce__(self) -> tuple:
+        return InProcess, (self.bring(),)
+
+    def fork(self, run: str) -> "OnScheduler":
+        """Have the plugin copy them."""
+        if not _ask(self.client, "fork", run=self.run, copy=run, owner=self.client.id):
+            raise _gone(self.run)
+        return OnScheduler(self.client, run)
+
+
+def held(algebra: Algebra, kind: str, executor: Executor) -> Any:
+    """A payload, ready as an argument of every task of a pass."""
+    return executor.hold(algebra.fetch(kind) if isinstance(algebra, InProcess) else algebra.payload(kind))
 
 
 class _Fetch:
@@ -327,7 +322,23 @@ class OnWorker:
 
     def payload(self, kind: str) -> Delayed:
         """A task that picks what is needed from the factors."""
-        return task("fetch-factor", f"{self.run}-{kind.replace(' ', '')}", 0, _pick, self._factors[-1], kind)
+        name = f"{self.run}-{kind.replace(' ', '')}"
+        return task("fetch-factor", name, len(self._factors), _pick, self._factors[-1], kind)
+
+    def fetch(self, kind: str) -> dict[str, Any]:
+        """Gather it from the worker."""
+        return self.executor.value(self.executor.apply("fetch-factor-here", _pick, self._factors[-1], kind))
+
+    def bring(self) -> Factors:
+        """Gather all from the worker."""
+        return self.executor.value(self._factors[-1])
+
+    def __reduce__(self) -> tuple:
+        return InProcess, (self.bring(),)
+
+    def fork(self, run: str) -> "OnWorker":
+        """The same futures, to which others will be added."""
+        return OnWorker(self.executor, run, _factors=self._factors[-1:])
 
 
 def _step_on_worker(

@@ -28,7 +28,7 @@ MAX_RIDGE_SHARE = 0.5
 COMBINED_LIMIT = {np.dtype(np.float64): 1e-7, np.dtype(np.float32): 1e-3}
 
 
-def shift_of(n_rows: int, ridge: float) -> float:
+def shift_of(n_rows: float, ridge: float) -> float:
     """The multiple of the identity that the ridge λ adds to the kernel matrix: n·λ."""
     return n_rows * ridge
 
@@ -198,13 +198,15 @@ def _not_positive(position: int, pivot: float) -> KernelNotPositive:
 
 def ridge_factor(
     G: NDArray[np.float64],
-    whitening: Whitening,
-    n_rows: int,
+    whitening: Whitening | None,
+    n_rows: float,
     ridges: Sequence[float],
     tile_dtype: np.dtype,
     with_leading: bool = False,
 ) -> RidgeFactor:
     """Factor G + n·λ·I, G given by its lower triangle (r, r), and form what pass 2 applies (Algorithm, step 4).
+
+    Without a ``whitening``, what is applied to kernel columns is left out.
 
     Raises
     ------
@@ -215,14 +217,13 @@ def ridge_factor(
     norm = _largest_eigenvalue(G)
     shifts = [shift_of(n_rows, ridge) for ridge in ridges]
     errors = _gram_errors(len(G), norm, shifts, ridges, tile_dtype)
-    # Combining loses √(u‖G‖/(r·nλ)), two products nothing.
-    together = [np.sqrt(UNIT_ROUNDOFF[tile_dtype] * norm / (max(len(G), 1) * shift)) for shift in shifts]
-    combine = max(together) <= COMBINED_LIMIT[tile_dtype]
+    together = [combining_error(len(G), norm, shift, tile_dtype) for shift in shifts]
+    combine = whitening is not None and max(together) <= COMBINED_LIMIT[tile_dtype]
     if combine:
         errors = [one + other for one, other in zip(errors, together, strict=True)]
     make = _triangular if len(shifts) == 1 else _rotation
-    inverse, combined, eigenvalues, dimensions = make(G, whitening, shifts, combine)
-    leading = _leading(G, whitening, shifts[0]) if with_leading and len(shifts) == 1 else None
+    inverse, combined, eigenvalues, dimensions = make(G, whitening if combine else None, shifts)
+    leading = _leading(G, whitening, shifts[0]) if whitening and with_leading and len(shifts) == 1 else None
     return RidgeFactor(
         inverse, combined, eigenvalues, leading, np.array(dimensions), np.array(errors, np.float64), norm
     )  # fmt: skip
@@ -244,7 +245,7 @@ def _gram_errors(
     return errors
 
 
-def _triangular(G: NDArray, whitening: Whitening, shifts: list[float], combine: bool) -> tuple[Any, ...]:
+def _triangular(G: NDArray, whitening: Whitening | None, shifts: list[float]) -> tuple[Any, ...]:
     """M⁻¹ with M Mᵀ = G + shift·I, its product with the factor of W, and the effective dimension."""
     M = G.copy()
     M.flat[:: len(M) + 1] += shifts[0]
@@ -255,20 +256,20 @@ def _triangular(G: NDArray, whitening: Whitening, shifts: list[float], combine: 
     product = G.copy()
     blas.multiply_rows(M, product)  # G M⁻ᵀ
     combined = None
-    if combine:
+    if whitening:
         transposed = whitening.inverse.T.copy()
         blas.multiply_rows(M, transposed)  # R⁻ᵀ M⁻ᵀ
         combined = np.ascontiguousarray(transposed.T)
     return M, combined, None, [float(np.einsum("ij,ji->", M, product))]
 
 
-def _rotation(G: NDArray, whitening: Whitening, shifts: list[float], combine: bool) -> tuple[Any, ...]:
+def _rotation(G: NDArray, whitening: Whitening | None, shifts: list[float]) -> tuple[Any, ...]:
     """Eigenvectors of G as rows, their product with the factor of W, the eigenvalues, and effective dimensions."""
     eigenvalues, vectors = np.linalg.eigh(G)
     eigenvalues = np.maximum(eigenvalues, 0.0)
     rotation = np.ascontiguousarray(vectors.T)
     dimensions = [float(np.sum(eigenvalues / (eigenvalues + shift))) for shift in shifts]
-    return rotation, rotation @ whitening.inverse if combine else None, eigenvalues, dimensions
+    return rotation, rotation @ whitening.inverse if whitening else None, eigenvalues, dimensions
 
 
 def _leading(G: NDArray, whitening: Whitening, shift: float) -> tuple[NDArray, NDArray, float]:
@@ -276,77 +277,6 @@ def _leading(G: NDArray, whitening: Whitening, shift: float) -> tuple[NDArray, N
     first = int(np.searchsorted(eigenvalues, shift, side="right"))
     left = max(float(eigenvalues[first - 1]), 0.0) if first else 0.0
     return np.ascontiguousarray(vectors[:, first:].T) @ whitening.inverse, eigenvalues[first:], left
-
-
-@dataclass(frozen=True)
-class RidgeSolution:
-    """Regression on B at L ridges, t targets: coefficients of kernel columns, and what follows without the rows.
-
-    Attributes
-    ----------
-    coefficients
-        (L, r, t): a row with kernel columns c is predicted as c·coefficients + intercept.
-    intercepts
-        (L, t).
-    residual_squares
-        (L, t) weighted sums of squared residuals.
-    effective_dimensions
-        (L,) trace of the smoother, the intercept not counted.
-    target_squares
-        (t,) weighted sums of squares of the targets about their mean, or about 0 without an intercept.
-    """
-
-    coefficients: NDArray[np.float64]
-    intercepts: NDArray[np.float64]
-    residual_squares: NDArray[np.float64]
-    effective_dimensions: NDArray[np.float64]
-    target_squares: NDArray[np.float64]
-
-
-def solve_ridges(
-    G: NDArray[np.float64],
-    features: NDArray[np.float64],
-    targets: NDArray[np.float64],
-    whitening: Whitening,
-    n_rows: int,
-    ridges: Sequence[float],
-    tile_dtype: np.dtype,
-    intercept: bool,
-) -> RidgeSolution:
-    """Ridge regression of the targets on the rows b of B, from G and the moments Bᵀ[1, Y] and [1, Y]ᵀ[1, Y].
-
-    With an intercept, B and Y are centred first, in the sums.
-
-    Raises
-    ------
-    RidgeTooSmall
-        Round-off in G would decide the result.
-    """
-    G = blas.mirror_lower(G)
-    shifts = [shift_of(n_rows, ridge) for ridge in ridges]
-    _gram_errors(len(G), _largest_eigenvalue(G), shifts, ridges, tile_dtype)
-    total, target_sums, products = targets[0, 0], targets[0, 1:], np.diagonal(targets)[1:].copy()
-    mean, target_mean = np.zeros(len(G)), np.zeros_like(target_sums)
-    if intercept:
-        mean, target_mean = features[:, 0] / total, target_sums / total
-        G -= total * np.outer(mean, mean)
-        products -= total * target_mean**2
-    V = features[:, 1:] - total * np.outer(mean, target_mean)
-    eigenvalues, vectors = np.linalg.eigh(G)
-    eigenvalues = np.maximum(eigenvalues, 0.0)
-    W = vectors.T @ V
-    found: dict[str, list[Any]] = {"coefficients": [], "intercepts": [], "squares": [], "dimensions": []}
-    for shift in shifts:
-        whole = (eigenvalues + shift)[:, None]
-        theta = vectors @ (W / whole)
-        found["coefficients"].append(whitening.inverse.T @ theta)
-        found["intercepts"].append(target_mean - mean @ theta)
-        found["squares"].append(np.maximum(products - np.sum(W**2 * (whole + shift) / whole**2, axis=0), 0.0))
-        found["dimensions"].append(float(np.sum(eigenvalues / whole[:, 0])))
-    arrays = {name: np.array(values) for name, values in found.items()}
-    return RidgeSolution(
-        arrays["coefficients"], arrays["intercepts"], arrays["squares"], arrays["dimensions"], products
-    )  # fmt: skip
 
 
 def subset_factor(W: NDArray[np.float64], shift: float) -> NDArray[np.float64]:
@@ -366,6 +296,11 @@ def _separate_error(rank: int, norm: float, shift: float, tile_dtype: np.dtype) 
     if tile_dtype == np.float32:
         error += 8.0 * UNIT_ROUNDOFF[tile_dtype]
     return error * norm / shift
+
+
+def combining_error(rank: int, norm: float, shift: float, tile_dtype: np.dtype) -> float:
+    """Relative error of a score if R⁻¹ and the factor of the ridge are multiplied first, instead of applied in turn."""
+    return float(np.sqrt(UNIT_ROUNDOFF[tile_dtype] * norm / (max(rank, 1) * shift)))
 
 
 def _largest_eigenvalue(G: NDArray, iterations: int = 30) -> float:
@@ -389,6 +324,13 @@ def _rounded_up(value: float) -> str:
     return f"{np.ceil(value / step * (1 + 1e-12)) * step:.3g}"
 
 
+def smallest_ridge(error: float, mean_diagonal: float, rank: int, tile_dtype: np.dtype) -> float:
+    """The smallest ridge that :func:`check_resolution` and :func:`ridge_factor` allow, whatever G is."""
+    # The norm of G is at most n times the mean diagonal.
+    noise = 2.0 * error * mean_diagonal
+    return max(noise, _separate_error(rank, mean_diagonal, MAX_SCORE_ERROR, tile_dtype))
+
+
 def check_resolution(error: float, mean_diagonal: float, ridge: float, rank: int, tile_dtype: np.dtype) -> float:
     """Share of the ridge that round-off in the kernel entries may take; refuse when it is more than half.
 
@@ -400,8 +342,7 @@ def check_resolution(error: float, mean_diagonal: float, ridge: float, rank: int
     noise = 2.0 * error * mean_diagonal
     share = noise / (noise + ridge)
     if share > MAX_RIDGE_SHARE:
-        # The norm of G is at most n times the mean diagonal.
-        works = max(noise, _separate_error(rank, mean_diagonal, MAX_SCORE_ERROR, tile_dtype))
+        works = smallest_ridge(error, mean_diagonal, rank, tile_dtype)
         raise RidgeTooSmall(
             f"ridge={ridge:.3g} is below what {tile_dtype} tiles resolve: entries of this kernel carry an error of "
             f"{error:.2g} of their diagonal, whose mean is {mean_diagonal:.3g}. The smallest ridge that works is "

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,20 +70,32 @@ class Totals:
 
 @dataclass(frozen=True)
 class Targets:
-    """What is to be predicted of a block of rows, (m, t); the last feature of weighted rows is the root of a weight."""
+    """What is to be predicted of a block of rows, (m, t); the last feature of weighted rows is the root of a weight.
+
+    With ``n_folds`` the sums of every fold are apart, and ``folds`` (m,) says which row is in which.
+    """
 
     values: NDArray[np.float64]
     weighted: bool
+    n_folds: int = 0
+    folds: NDArray[np.int64] | None = None
 
     def design(self, X: NDArray, start: int) -> NDArray[np.float64]:
         """(m, 1 + t): ones and targets of the rows X from ``start`` on, times the roots of their weights."""
         found = np.column_stack([np.ones(len(X)), self.values[start : start + len(X)]])
         return found * X[:, -1:].astype(np.float64) if self.weighted else found
 
+    def groups(self, start: int, size: int) -> list[Any]:
+        """Which of ``size`` rows from ``start`` on are summed together."""
+        if self.folds is None:
+            return [slice(None)]
+        folds = self.folds[start : start + size]
+        return [np.flatnonzero(folds == number) for number in range(self.n_folds)]
+
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums for regression: Bᵀ[1, Y] (r, 1 + t) and [1, Y]ᵀ[1, Y] (1 + t, 1 + t)."""
+    """Sums for regression: Bᵀ[1, Y] (r, 1 + t) and [1, Y]ᵀ[1, Y] (1 + t, 1 + t); of every fold, if there are folds."""
 
     features: NDArray[np.float64]
     targets: NDArray[np.float64]
@@ -93,7 +106,10 @@ class Moments:
 
 @dataclass(frozen=True)
 class GramPart:
-    """Result of pass 1 on some rows: the lower triangle of their Gram matrix, sums, and rows drawn by name."""
+    """Result of pass 1 on some rows: the lower triangle of their Gram matrix, sums, and rows drawn by name.
+
+    With folds there is a Gram matrix of each, (folds, r, r).
+    """
 
     gram: NDArray[np.float64]
     kept: Kept | None
@@ -149,13 +165,13 @@ def gram_block(
     """
     rank, dtype = len(whitener.inverse), whitener.inverse.dtype
     reader = BlockReader(pieces, first_row)
-    size = rank if with_gram else 0
-    gram = np.zeros((size, size))
-    part = gram if dtype == np.float64 else np.empty((size, size), dtype)
+    size, n_sums = rank if with_gram else 0, max(1, targets.n_folds) if targets else 1
+    grams = np.zeros((n_sums, size, size))
+    part = None if dtype == np.float64 else np.empty((size, size), dtype)
     residuals: list[NDArray] = [np.empty(0)]
     diagonals: list[NDArray] = [np.empty(0)]
     drawn: dict[str, Reservoir] = {}
-    moments = None if targets is None else _no_moments(rank, targets)
+    moments = None if targets is None else _no_moments(rank, targets, n_sums)
     for piece in reader:
         diagonal = whitener.diagonal(piece)
         found: list[NDArray] = []
@@ -164,11 +180,10 @@ def gram_block(
             fill_tile(whitener.columns, piece[rows], B)
             blas.multiply_rows(whitener.inverse, B)
             found.append(diagonal[rows] - blas.row_norms(B))
-            if with_gram:
-                _add_gram(B, gram, part)
-            if moments is not None and targets is not None:
-                T = targets.design(piece[rows], reader.n_rows - len(piece) + rows.start)
-                moments += Moments(B.T.astype(np.float64, copy=False) @ T, T.T @ T)
+            if targets is not None and moments is not None:
+                _add_tile(B, piece[rows], targets, reader.n_rows - len(piece) + rows.start, grams, part, moments)
+            elif with_gram:
+                _add_gram(B, grams[0], part)
         residual = np.concatenate(found) if found else np.empty(0)
         start = first_row + reader.n_rows - len(piece)
         check_overflow(residual, start)
@@ -177,19 +192,34 @@ def gram_block(
         residuals.append(residual)
         diagonals.append(diagonal)
     residual, diagonal = np.concatenate(residuals), np.concatenate(diagonals)
-    check_overflow(np.diagonal(gram), first_row)
+    check_overflow(np.diagonal(grams, axis1=1, axis2=2), first_row)
     totals = Totals(
         float(diagonal.sum()),
         float(np.maximum(residual, 0.0).sum()),
         float(residual.max(initial=-np.inf)),
         float(residual.min(initial=np.inf)),
     )
-    return GramPart(gram, Kept(residual, reader.checksum), totals, drawn, moments)
+    if not (targets and targets.n_folds):
+        gram, moments = grams[0], moments and Moments(moments.features[0], moments.targets[0])
+        return GramPart(gram, Kept(residual, reader.checksum), totals, drawn, moments)
+    return GramPart(grams, Kept(residual, reader.checksum), totals, drawn, moments)
 
 
-def _no_moments(rank: int, targets: Targets) -> Moments:
+def _no_moments(rank: int, targets: Targets, n_sums: int) -> Moments:
     n_columns = 1 + targets.values.shape[1]
-    return Moments(np.zeros((rank, n_columns)), np.zeros((n_columns, n_columns)))
+    return Moments(np.zeros((n_sums, rank, n_columns)), np.zeros((n_sums, n_columns, n_columns)))
+
+
+def _add_tile(
+    B: NDArray, X: NDArray, targets: Targets, start: int, grams: NDArray, part: NDArray | None, moments: Moments
+) -> None:
+    """Add the rows B (m, r), which start at ``start`` in their block, to the sums of their folds."""
+    T = targets.design(X, start)
+    for number, chosen in enumerate(targets.groups(start, len(B))):
+        b, t = B[chosen], T[chosen]
+        _add_gram(b, grams[number], part)
+        moments.features[number] += b.T.astype(np.float64, copy=False) @ t
+        moments.targets[number] += t.T @ t
 
 
 @LEGAL_OVERFLOW
@@ -226,9 +256,9 @@ def _check_positive(residual: NDArray, diagonal: NDArray, error: float, first_ro
         )
 
 
-def _add_gram(B: NDArray, gram: NDArray, part: NDArray) -> None:
+def _add_gram(B: NDArray, gram: NDArray, part: NDArray | None) -> None:
     """Add BᵀB to the float64 ``gram``; a float32 tile sums into ``part`` first."""
-    if part is gram:
+    if part is None:
         blas.add_gram(B, gram)
         return
     part[...] = 0

@@ -26,12 +26,19 @@ class Order:
 
     def keys(self, weights: NDArray[np.float64], start: int) -> NDArray[np.float64]:
         """Keys of the rows from number ``start`` on; infinite where the weight is zero."""
-        generator = np.random.Philox(key=np.array(self.seed, np.uint64))
-        generator.advance(start // 4)  # one step of the counter makes four numbers
-        raw = generator.random_raw(start % 4 + len(weights))[start % 4 :]
-        uniform = ((raw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        uniform = ((self._numbers(start, len(weights)) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
         with np.errstate(divide="ignore", over="ignore"):
             return np.where(weights > 0, -np.log1p(-uniform) / weights, np.inf)
+
+    def folds(self, n_folds: int, start: int, size: int) -> NDArray[np.int64]:
+        """In which of ``n_folds`` parts each of ``size`` rows from number ``start`` on is."""
+        return (self._numbers(start, size) % np.uint64(n_folds)).astype(np.int64)
+
+    def _numbers(self, start: int, size: int) -> NDArray[np.uint64]:
+        """A random number that belongs to each row."""
+        generator = np.random.Philox(key=np.array(self.seed, np.uint64))
+        generator.advance(start // 4)  # one step of the counter makes four numbers
+        return generator.random_raw(start % 4 + size)[start % 4 :]
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,14 @@ import numpy as np
 
 from daskrr.engine.passes import Run
 from daskrr.engine.progress import Stage
-from daskrr.engine.rows import Rows
-from daskrr.engine.scheduler import algebra
+from daskrr.engine.scheduler import algebra, held
 from daskrr.kernels import Kernel
 from daskrr.numerics import reservoir
 from daskrr.numerics.algebra import check_resolution
 from daskrr.numerics.gram import Draw, GramPart, Kept, Totals
 from daskrr.numerics.reservoir import Reservoir
 from daskrr.nystrom.sampling import Landmarks
-from daskrr.nystrom.sketch import NystromSketch, landmark_inputs
+from daskrr.nystrom.sketch import NystromSketch, TargetRows, landmark_inputs
 
 # Gram matrices of blocks that one task adds to the sum.
 ADDENDS = 4
@@ -89,17 +88,22 @@ def first_pass(
     draws: dict[str, Draw],
     with_gram: bool = True,
     title: str = "pass 1: gram",
-    targets: Rows | None = None,
+    targets: TargetRows | None = None,
+    payload: Any = None,
 ) -> FirstPass:
-    """Pass 1: add the blocks' Gram matrices from left to right; keep the residuals where they are; draw rows."""
+    """Pass 1: add the blocks' Gram matrices from left to right; keep the residuals where they are; draw rows.
+
+    Residuals are not kept of rows with targets, since no pass 2 follows. ``payload`` is a handle of the factor of W, if
+    it is not that of the sketch.
+    """
     kept: list[Any] = []
     total: list[Any] = []
     waiting: list[Any] = []
-    payload = run.executor.hold(sketch.algebra.payload("whitener"))
+    payload = held(sketch.algebra, "whitener", run.executor) if payload is None else payload
     tasks = sketch.gram_tasks(payload, run.rows, run.blocks, draws, with_gram, targets)
     with Stage(run.report, title, total=len(run.blocks), total_rows=run.rows.n_rows) as stage:
         for block, part in zip(run.blocks, run.executor.window(tasks), strict=True):
-            if with_gram:
+            if with_gram and targets is None:
                 kept.append(run.executor.apply("keep-residual", _kept, part))
             waiting.append(part)
             if len(waiting) == ADDENDS or block is run.blocks[-1]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from daskrr.errors import InvalidData, InvalidParameter
 
 # Every purpose has its own stream of random numbers, child of the run's seed.
-PURPOSES = {"landmarks": 0, "audit": 1, "probe": 2, "length scale": 3, "sample": 4}
+PURPOSES = {"landmarks": 0, "audit": 1, "probe": 2, "length scale": 3, "sample": 4, "folds": 5}
 
 
 @dataclass(frozen=True)

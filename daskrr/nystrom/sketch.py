@@ -26,6 +26,7 @@ from daskrr.numerics import blas
 from daskrr.numerics.algebra import kernel_error, residual_error, shift_of
 from daskrr.numerics.bounds import Certainty
 from daskrr.numerics.gram import Draw, GramPart, Kept, Targets, Whitener, gram_block
+from daskrr.numerics.reservoir import Order
 from daskrr.numerics.score import Leading, Probe, ScoredRows, Scorer, Subset, new_rows_block, score_block
 from daskrr.numerics.tiles import Columns, Pieces, check_finite, fill_tile
 from daskrr.nystrom.sampling import Landmarks
@@ -46,7 +47,8 @@ def landmark_inputs(
     return {"W": W, "X": X, "error": kernel_error(tile, W, dtype), "penalty": penalty}
 
 
-def _columns(landmarks: NDArray[np.float64], kernel: Kernel, dtype: np.dtype) -> Columns:
+def columns_of(landmarks: NDArray[np.float64], kernel: Kernel, dtype: np.dtype) -> Columns:
+    """The kernel columns of the landmarks."""
     return kernel.columns(landmarks, dtype) if len(landmarks) else _no_columns
 
 
@@ -63,7 +65,7 @@ def _cast(factor: NDArray[np.float64], dtype: np.dtype) -> NDArray:
 def whitener_of(payload: dict[str, Any], kernel: Kernel, dtype: np.dtype) -> Whitener:
     """What pass 1 applies."""
     return Whitener(
-        columns=_columns(payload["landmarks"], kernel, dtype),
+        columns=columns_of(payload["landmarks"], kernel, dtype),
         diagonal=kernel.diagonal,
         inverse=_cast(payload["factors"][0], dtype),
         residual_error=residual_error(payload["n_landmarks"], payload["kernel_error"]),
@@ -85,7 +87,7 @@ class Reading:
         kernel, dtype, shifts = self.kernel, self.dtype, np.array(self.shifts)
         leading, subset = payload.get("leading"), payload.get("subset")
         return Scorer(
-            columns=_columns(payload["landmarks"], kernel, dtype),
+            columns=columns_of(payload["landmarks"], kernel, dtype),
             diagonal=kernel.diagonal,
             factors=tuple(_cast(factor, dtype) for factor in payload["factors"]),
             readings=self._readings(payload["eigenvalues"], shifts),
@@ -111,26 +113,51 @@ class Reading:
         return _cast(np.hstack(columns), self.dtype)
 
 
+@dataclass(frozen=True)
+class Folds:
+    """Rows in ``number`` parts, at random but by their number alone."""
+
+    number: int
+    order: Order
+
+
+@dataclass(frozen=True)
+class TargetRows:
+    """What is to be predicted: y, one or several per row; and the folds for which sums are kept apart, if any."""
+
+    rows: Rows
+    folds: Folds | None = None
+
+
 def gram_task(
     kernel: Kernel,
     dtype: np.dtype,
     draws: dict[str, Draw],
     with_gram: bool,
+    folds: Folds | None,
     payload: dict[str, Any],
     source: Any,
     start: int,
     *targets: Any,
 ) -> GramPart:
     """Pass 1 on one block, with its targets if there are any."""
-    found = _targets(targets[0], start, isinstance(kernel, Weighted)) if targets else None
+    found = _targets(targets[0], start, isinstance(kernel, Weighted), folds) if targets else None
     return gram_block(whitener_of(payload, kernel, dtype), pieces(source), start, draws, with_gram, found)
 
 
-def _targets(source: Any, start: int, weighted: bool) -> Targets:
+def _targets(source: Any, start: int, weighted: bool, folds: Folds | None) -> Targets:
+    values = read_targets(source, start)
+    if folds is None:
+        return Targets(values, weighted)
+    return Targets(values, weighted, folds.number, folds.order.folds(folds.number, start, len(values)))
+
+
+def read_targets(source: Any, start: int) -> NDArray[np.float64]:
+    """Targets (m, t) of the block of rows from ``start`` on."""
     values = np.concatenate([np.asarray(piece, np.float64) for piece in pieces(source)])
     values = values.reshape(len(values), -1)
     check_finite(values, start, "y")
-    return Targets(values, weighted)
+    return values
 
 
 def score_task(
@@ -267,15 +294,15 @@ class NystromSketch:
         blocks: Sequence[Block],
         draws: dict[str, Draw],
         with_gram: bool,
-        targets: Rows | None = None,
+        targets: TargetRows | None = None,
     ) -> Iterator[Delayed]:
         """The tasks of pass 1, to which ``payload`` is the factor of W."""
-        work = partial(gram_task, self.kernel, self.dtype, draws, with_gram)
+        work = partial(gram_task, self.kernel, self.dtype, draws, with_gram, None if targets is None else targets.folds)
         rows = rows.anew(f"gram-{self.run}")
         name = "gram" if with_gram else "residual"
-        targets = None if targets is None else targets.anew(f"targets-{self.run}")
+        y = None if targets is None else targets.rows.anew(f"targets-{self.run}")
         for b in blocks:
-            more = [] if targets is None else [targets.source(b.start, b.stop)]
+            more = [] if y is None else [y.source(b.start, b.stop)]
             yield task(name, self.run, b.index, work, payload, rows.source(b.start, b.stop), b.start, *more)
 
     def score_tasks(

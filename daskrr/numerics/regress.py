@@ -1,0 +1,217 @@
+"""Ridge regression on the rows b of B from sums alone: everything about a fit that does not grow with n.
+
+Rows and targets enter as G = BᵀB, Bᵀ[1, Y] and [1, Y]ᵀ[1, Y], each row times the root of its weight. With an intercept,
+B and Y are centred in the sums. The ridge λ adds λ·Σw to the diagonal of G.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskrr.numerics import blas
+from daskrr.numerics.algebra import RidgeFactor, ridge_factor, shift_of
+
+# Less than this share of the rows left over is no base for an estimate of anything.
+LEAST_SHARE_LEFT = 1e-8
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over rows: G (r, r), of which the lower triangle counts, Bᵀ[1, Y] (r, 1 + t), [1, Y]ᵀ[1, Y].
+
+    Sums of folds have one more axis, the first.
+    """
+
+    gram: NDArray[np.float64]
+    features: NDArray[np.float64]
+    targets: NDArray[np.float64]
+
+    @property
+    def weight(self) -> float:
+        """Sum of the weights of all rows."""
+        return float(self.targets[0, 0])
+
+    def __add__(self, other: "Sums") -> "Sums":
+        return Sums(self.gram + other.gram, self.features + other.features, self.targets + other.targets)
+
+    def __sub__(self, other: "Sums") -> "Sums":
+        return Sums(self.gram - other.gram, self.features - other.features, self.targets - other.targets)
+
+    def folds(self) -> "list[Sums]":
+        """The sums of every fold."""
+        return [Sums(*parts) for parts in zip(self.gram, self.features, self.targets, strict=True)]
+
+    def over_folds(self) -> "Sums":
+        """The sums of all folds together."""
+        return Sums(self.gram.sum(axis=0), self.features.sum(axis=0), self.targets.sum(axis=0))
+
+
+@dataclass(frozen=True)
+class Centred:
+    """Sums about the means, or about zero without an intercept.
+
+    Attributes
+    ----------
+    gram, features
+        (r, r) symmetric, and BᵀY (r, t).
+    mean, target_mean
+        (r,) and (t,), zero without an intercept.
+    target_squares
+        (t,) sums of squares of the targets.
+    weight
+        Sum of the weights.
+    """
+
+    gram: NDArray[np.float64]
+    features: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    target_mean: NDArray[np.float64]
+    target_squares: NDArray[np.float64]
+    weight: float
+
+
+def centre(sums: Sums, intercept: bool) -> Centred:
+    """Move the sums to the means of rows and targets, if there is an intercept."""
+    total, gram = sums.weight, blas.mirror_lower(sums.gram)
+    squares = np.diagonal(sums.targets)[1:].copy()
+    mean, target_mean = np.zeros(len(gram)), np.zeros(len(squares))
+    if intercept:
+        mean, target_mean = sums.features[:, 0] / total, sums.targets[0, 1:] / total
+        gram -= total * np.outer(mean, mean)
+        squares = np.maximum(squares - total * target_mean**2, 0.0)
+    features = sums.features[:, 1:] - total * np.outer(mean, target_mean)
+    return Centred(gram, features, mean, target_mean, squares, total)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Regression on B at L ridges, t targets: a row b is predicted as b·theta + intercept.
+
+    Attributes
+    ----------
+    theta
+        (L, r, t).
+    intercepts
+        (L, t).
+    residual_squares
+        (L, t) weighted sums of squared residuals.
+    effective_dimensions
+        (L,) trace of the smoother, the intercept not counted.
+    target_squares
+        (t,) weighted sums of squares of the targets about their mean, or about 0 without an intercept.
+    """
+
+    theta: NDArray[np.float64]
+    intercepts: NDArray[np.float64]
+    residual_squares: NDArray[np.float64]
+    effective_dimensions: NDArray[np.float64]
+    target_squares: NDArray[np.float64]
+
+
+def solve(sums: Sums, ridges: Sequence[float], tile_dtype: np.dtype, intercept: bool) -> Solution:
+    """Ridge regression of the targets on the rows of B, at every ridge.
+
+    Raises
+    ------
+    RidgeTooSmall
+        Round-off in G would decide the result.
+    """
+    about = centre(sums, intercept)
+    factor = ridge_factor(about.gram, None, about.weight, ridges, tile_dtype)
+    return _solve(about, factor, ridges)
+
+
+def _solve(about: Centred, factor: RidgeFactor, ridges: Sequence[float]) -> Solution:
+    V, S = about.features, factor.eigenvalues
+    U = factor.inverse @ V
+    theta, intercepts, residuals = [], [], []
+    for ridge in ridges:
+        shift = shift_of(about.weight, ridge)
+        one = factor.inverse.T @ (U if S is None else U / (S + shift)[:, None])
+        theta.append(one)
+        intercepts.append(about.target_mean - about.mean @ one)
+        # ‖y − Bθ‖² with (G + shift·I)θ = V
+        residuals.append(np.maximum(about.target_squares - np.sum(one * (V + shift * one), axis=0), 0.0))
+    return Solution(
+        np.array(theta), np.array(intercepts), np.array(residuals), factor.effective_dimensions, about.target_squares
+    )  # fmt: skip
+
+
+def generalized_errors(solution: Solution, n_rows: int, intercept: bool) -> NDArray[np.float64]:
+    """GCV (L, t): the mean squared residual over the square of the share of degrees of freedom left; NaN for none."""
+    left = 1.0 - (solution.effective_dimensions + intercept) / n_rows
+    left = np.where(left > LEAST_SHARE_LEFT, left, np.nan)
+    return solution.residual_squares / n_rows / left[:, None] ** 2
+
+
+def noise_variance(squares: NDArray[np.float64], dimension: float, n_rows: int, intercept: bool) -> NDArray[np.float64]:
+    """Sums of squared residuals (t,) over the degrees of freedom left; NaN if none are."""
+    left = n_rows - dimension - intercept
+    return squares / (left if left > LEAST_SHARE_LEFT * n_rows else np.nan)
+
+
+def fold_errors(folds: Sums, ridges: Sequence[float], tile_dtype: np.dtype, intercept: bool) -> NDArray[np.float64]:
+    """Mean squared error (L, t) of each row predicted from the folds that it is not in, from the folds' sums alone."""
+    whole, errors = folds.over_folds(), np.zeros((len(ridges), folds.targets.shape[-1] - 1))
+    for fold in folds.folds():
+        rest = whole - fold
+        if not rest.weight > 0:
+            continue
+        found = solve(rest, ridges, tile_dtype, intercept)
+        gram, targets = blas.mirror_lower(fold.gram), fold.targets
+        for number, (theta, constant) in enumerate(zip(found.theta, found.intercepts, strict=True)):
+            # Σ w·(y − b·θ − c)², in which every product of [b, 1, y] is known as a sum.
+            model, weight = theta.T @ fold.features, targets[0, 0]
+            squares = np.diagonal(targets)[1:] + np.sum(theta * (gram @ theta), axis=0) + weight * constant**2
+            cross = np.diagonal(model[:, 1:]) + constant * (targets[0, 1:] - model[:, 0])
+            errors[number] += np.maximum(squares - 2.0 * cross, 0.0)
+    return errors / whole.weight
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The regression along the eigenvectors of the centred G.
+
+    Attributes
+    ----------
+    rotation
+        (r, r) eigenvectors as rows: ``rotation @ b - centre`` are the coordinates z of a row b.
+    eigenvalues
+        (r,) S.
+    centre
+        (r,) rotated mean of the rows, zero without an intercept.
+    projections
+        (r, t): at the ridge λ the coefficient of z is projections/(S + λ·Σw).
+    target_mean
+        (t,) what is added to the prediction.
+    constant
+        What the intercept adds to the smoother's diagonal for a row of weight 1: 1/Σw, or 0.
+    weight
+        Σw.
+    """
+
+    rotation: NDArray[np.float64]
+    eigenvalues: NDArray[np.float64]
+    centre: NDArray[np.float64]
+    projections: NDArray[np.float64]
+    target_mean: NDArray[np.float64]
+    constant: float
+    weight: float
+
+    def effective_dimensions(self, ridges: Sequence[float]) -> NDArray[np.float64]:
+        """(L,) trace of the smoother, the intercept not counted."""
+        shifts = np.array([shift_of(self.weight, ridge) for ridge in ridges])
+        return np.sum(self.eigenvalues[:, None] / (self.eigenvalues[:, None] + shifts), axis=0)
+
+
+def spectrum(sums: Sums, intercept: bool) -> Spectrum:
+    """Diagonalise the centred G."""
+    about = centre(sums, intercept)
+    eigenvalues, vectors = np.linalg.eigh(about.gram)
+    rotation = np.ascontiguousarray(vectors.T)
+    return Spectrum(
+        rotation, np.maximum(eigenvalues, 0.0), rotation @ about.mean, rotation @ about.features, about.target_mean,
+        1.0 / about.weight if intercept else 0.0, about.weight,
+    )  # fmt: skip

@@ -1,0 +1,97 @@
+"""The tasks that apply a fitted regression to blocks of rows."""
+
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from daskrr.engine.rows import pieces
+from daskrr.engine.storage import write_block
+from daskrr.kernels import Kernel
+from daskrr.numerics.algebra import residual_error
+from daskrr.numerics.regress import Spectrum
+from daskrr.numerics.smooth import (
+    LeftOutSums,
+    Predictor,
+    Smoother,
+    diagnose_block,
+    left_out_block,
+    predict_block,
+    spread_block,
+)
+from daskrr.nystrom.sketch import columns_of, read_targets
+
+F64 = np.dtype(np.float64)
+
+
+def smoother_of(
+    payload: dict[str, Any], kernel: Kernel, dtype: np.dtype, ridges: tuple[float, ...], weighted: bool
+) -> Smoother:
+    """What maps rows to their coordinates."""
+    spectrum = Spectrum(**payload["spectrum"])
+    return Smoother(
+        columns=columns_of(payload["landmarks"], kernel, dtype),
+        diagonal=kernel.diagonal,
+        factors=tuple(factor.astype(dtype, copy=False) for factor in payload["factors"]),
+        spectrum=spectrum,
+        shifts=spectrum.weight * np.array(ridges),
+        weighted=weighted,
+        residual_error=residual_error(payload["n_landmarks"], payload["kernel_error"]),
+    )
+
+
+def predict_task(kernel: Kernel, payload: dict[str, Any], source: Any, start: int) -> NDArray[np.float64]:
+    """Predictions (m, t)."""
+    columns = columns_of(payload["landmarks"], kernel, F64)
+    predictor = Predictor(columns, payload["coefficients"][0], payload["intercepts"][0])
+    return predict_block(predictor, pieces(source), start)
+
+
+def spread_task(
+    kernel: Kernel, ridge: float, noise: NDArray[np.float64], payload: dict[str, Any], source: Any, start: int
+) -> NDArray[np.float64]:
+    """Predictions and their standard errors (m, 2·t)."""
+    return spread_block(smoother_of(payload, kernel, F64, (ridge,), False), noise, pieces(source), start)
+
+
+def diagnose_task(
+    kernel: Kernel,
+    ridge: float,
+    weighted: bool,
+    noise: NDArray[np.float64],
+    dimension: float,
+    payload: dict[str, Any],
+    source: Any,
+    start: int,
+    targets: Any,
+) -> NDArray[np.float64]:
+    """Diagnostics (m, 1 + 6·t) of training rows."""
+    smoother = smoother_of(payload, kernel, F64, (ridge,), weighted)
+    return diagnose_block(smoother, noise, dimension, pieces(source), start, read_targets(targets, start))
+
+
+def left_out_task(
+    kernel: Kernel,
+    dtype: np.dtype,
+    ridges: tuple[float, ...],
+    weighted: bool,
+    landmark_rows: NDArray[np.int64],
+    payload: dict[str, Any],
+    source: Any,
+    start: int,
+    targets: Any,
+) -> LeftOutSums:
+    """Sums of squared leave-one-out residuals."""
+    smoother = smoother_of(payload, kernel, dtype, ridges, weighted)
+    return left_out_block(smoother, pieces(source), start, read_targets(targets, start), landmark_rows)
+
+
+def write_task(work: Any, arrays: dict[str, zarr.Array], payload: dict[str, Any], source: Any, start: int) -> None:
+    """Write what ``work`` finds about a block to the arrays, side by side."""
+    found = np.hsplit(work(payload, source, start), len(arrays))
+    columns = {
+        name: values[:, 0] if arrays[name].ndim == 1 else values
+        for name, values in zip(arrays, found, strict=True)
+    }  # fmt: skip
+    write_block(arrays, columns, start)

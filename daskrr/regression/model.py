@@ -1,0 +1,324 @@
+"""What every fitted regression can do, however its kernel and ridge were found."""
+
+import os
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Self
+
+import dask.array as da
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+from sklearn.base import RegressorMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from daskrr.arguments import Job, Options, prepare
+from daskrr.engine.passes import Run, block_rows, executor, split, task
+from daskrr.engine.progress import reporter
+from daskrr.engine.scheduler import held
+from daskrr.engine.storage import OutputStore
+from daskrr.errors import InvalidData
+from daskrr.numerics.algebra import check_resolution, shift_of
+from daskrr.numerics.regress import noise_variance
+from daskrr.nystrom.sampling import Landmarks
+from daskrr.nystrom.sketch import NystromSketch
+from daskrr.regression.diagnostics import Diagnostics
+from daskrr.regression.estimator import SketchedEstimator, started
+from daskrr.regression.evaluation import diagnose_task, predict_task, spread_task, write_task
+from daskrr.regression.saving import write_model
+from daskrr.regression.training import Deviation, Trained, Training, is_lazy, take_sums
+
+PREDICTIONS = "predictions"
+
+
+@dataclass(frozen=True)
+class RiskInflation:
+    """By which factor the in-sample risk may exceed that of exact kernel ridge regression at the same ridge.
+
+    The noise is taken to have the same variance in every row, or one in inverse proportion to its weight, by which the
+    risk is weighted then. ``failure_probability`` is that of the bound.
+    """
+
+    factor: float
+    failure_probability: float
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a fitted model knows besides its factors.
+
+    Attributes
+    ----------
+    weight
+        Sum of the weights of all rows, multiplied by ``scale``.
+    scale
+        What makes the mean weight of the first fit 1.
+    single
+        Whether there is one target, given as a vector.
+    n_targets
+        How many there are.
+    n_landmarks, rank, kernel_error
+        Of W, on which round-off depends.
+    """
+
+    weight: float
+    scale: float
+    single: bool
+    n_targets: int
+    n_landmarks: int
+    rank: int
+    kernel_error: float
+
+
+class KernelRidgeModel(RegressorMixin, SketchedEstimator):
+    """A kernel ridge regression on the span of sampled kernel columns."""
+
+    ridge_: float
+    n_rows_: int
+    effective_dimension_: float
+    intercept_: Any
+    residual_squares_: NDArray[np.float64]
+    target_squares_: NDArray[np.float64]
+    noise_variance_: Any
+    risk_inflation_: RiskInflation | None
+    _facts: Facts
+    _deviation: Deviation | None
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        tags.target_tags.single_output = True
+        return tags
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Fit the model."""
+        raise NotImplementedError
+
+    @property
+    def dual_coef_(self) -> NDArray[np.float64]:
+        """(r,) or (r, t): f(x) = k(x, landmarks_) · dual_coef_ + intercept_."""
+        return self._shaped(self._fetch("dual_coef_", "predictor")["coefficients"][0])
+
+    def _shaped(self, found: Any) -> Any:
+        return found[:, 0] if self._facts.single else found
+
+    # --- Fitting ----------------------------------------------------------------------------------------
+
+    def _open(self, X: Any, y: Any, sample_weight: Any, reset: bool = True) -> Training:
+        """View rows, targets and weights, checked as far as metadata tell."""
+        if not (is_lazy(X) or is_lazy(y)):
+            X, y = validate_data(
+                self, X, y, reset=reset, multi_output=True, y_numeric=True, dtype=[np.float64, np.float32]
+            )  # fmt: skip
+        data = Training.open(X, y, sample_weight, self.missing_chunks)
+        if not reset:
+            self._check_features(data.rows)
+            self._check_targets(data)
+        return data
+
+    def _check_targets(self, data: Training) -> None:
+        if (data.single, data.n_targets) != (self._facts.single, self._facts.n_targets):
+            raise InvalidData(
+                f"the model was fitted to {self._facts.n_targets} target(s), and y has shape {data.targets.shape}."
+            )
+
+    def _keep(self, trained: Trained, ridge: float, data: Training, deviation: Deviation | None, n_rows: int) -> None:
+        """Solve for one ridge, and set what is known then."""
+        solved = trained.perform("regress", [ridge], self.fit_intercept)
+        sketch, weighed = trained.sketch, trained.data
+        self.kernel_ = weighed.unweighted(sketch.kernel)
+        self._facts = Facts(
+            solved["weight"], weighed.scale, data.single, data.n_targets, len(sketch.landmarks.indices),
+            sketch.rank, sketch.kernel_error,
+        )  # fmt: skip
+        self._algebra, self._deviation = trained.algebra, deviation
+        self.ridge_, self.n_rows_ = float(ridge), n_rows
+        self.n_features_in_ = data.rows.shape[1]
+        self.effective_dimension_ = float(solved["effective_dimensions"][0])
+        self.residual_squares_, self.target_squares_ = solved["residual_squares"][0], solved["target_squares"]
+        noise = noise_variance(self.residual_squares_, self.effective_dimension_, n_rows, bool(self.fit_intercept))
+        self.intercept_, self.noise_variance_ = (
+            float(values[0]) if data.single else values for values in (solved["intercepts"][0], noise)
+        )
+        self.risk_inflation_ = None
+        if deviation is not None:
+            factor = (1.0 + deviation.delta / shift_of(self._facts.weight, self.ridge_)) ** 2
+            self.risk_inflation_ = RiskInflation(factor, deviation.failure_probability)
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Learn from more rows, with kernel, ridge and landmarks as they are; the first call is :meth:`fit`.
+
+        The result is that of one fit to all rows with these landmarks. It takes one pass over the new rows alone. What
+        is certified afterwards allows for both parts, and the probabilities of failure add up.
+        """
+        if not hasattr(self, "_algebra"):
+            return self.fit(X, y, sample_weight)
+        data = self._open(X, y, sample_weight, reset=False)
+        known = self._facts
+        data.check_reachable()
+        weighed = data.weighed(known.scale)
+        options = Options(
+            "uniform", certify=self._deviation is not None, failure_probability=self.failure_probability,
+            random_state=self.random_state, dtype=self.dtype, missing_chunks=self.missing_chunks,
+            block_rows=self.block_rows,
+        )  # fmt: skip
+        job = prepare(weighed.rows, weighed.kernel(self.kernel_), self.ridge_, known.n_landmarks, options)
+        with reporter(self.progress) as report:
+            run = started(job, report)
+            trained = self._add_rows(job, run, weighed)
+            deviation = self._deviation and self._deviation + trained.deviation(job.failure_probability)
+        self._keep(trained, self.ridge_, data, deviation, self.n_rows_ + data.rows.n_rows)
+        return self
+
+    def _add_rows(self, job: Job, run: Run, weighed: Any) -> Trained:
+        """The sums of more rows on top of those that there are; nothing of this model is changed."""
+        known, settings = self._facts, job.settings
+        place = self._algebra.fork(f"{run.name}-fit")
+        payload = held(place, "whitener", run.executor)
+        if weighed.weighted:
+            payload = run.executor.hold(run.executor.apply("weigh-landmarks", _with_unit_weights, payload))
+        numbers = np.arange(known.n_landmarks)
+        sketch = NystromSketch(
+            settings.kernel, settings.ridges, True, weighed.rows.n_rows, weighed.rows.shape[1], settings.dtype,
+            Landmarks(numbers, np.ones_like(numbers), None), f"{run.name}-fit", place, known.rank, numbers[:0],
+            known.kernel_error,
+        )  # fmt: skip
+        trained = take_sums(job, run, settings, weighed, sketch, payload=payload)
+        mean = trained.first.totals.diagonal / sketch.n_rows
+        check_resolution(known.kernel_error, mean, self.ridge_, known.n_landmarks, settings.dtype)
+        return trained
+
+    # --- Using ------------------------------------------------------------------------------------------
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """Predictions (m,) or (m, t) of rows (m, d): a NumPy array for what is in memory, else a lazy Dask array.
+
+        Parameters
+        ----------
+        return_std
+            Whether to return the standard errors of the fitted function too, by the deterministic training conditional:
+            for a row x, with b(x) its whitened kernel columns, the variance is σ²·(1/Σw + z(x)ᵀ(G + λΣw·I)⁻¹z(x)
+            + (k(x, x) − ‖b(x)‖²)/(λΣw)), where G and z = b − b̄ are centred, and 1/Σw is there, if there is an
+            intercept. σ² is ``noise_variance_``; add it to the squares for the spread of a new observation.
+        """
+        check_is_fitted(self)
+        rows, known, t = self._new_rows(X), self._facts, self._facts.n_targets
+        if not return_std:
+            work = partial(predict_task, self.kernel_)
+            return self._shaped(self._apply("predict", "predictor", known.rank, work, t, rows))
+        found = self._apply("predict", "smoother", known.rank, self._spread(), 2 * t, rows)
+        return self._shaped(found[:, :t]), self._shaped(found[:, t:])
+
+    def _spread(self) -> Callable[..., Any]:
+        self._diagonalise()
+        return partial(spread_task, self.kernel_, self.ridge_, np.atleast_1d(self.noise_variance_))
+
+    def _diagonalise(self) -> None:
+        parameters = {"intercept": bool(self.fit_intercept), "ridges": [self.ridge_], "dtype": "float64"}
+        self._algebra.perform("diagonalise", None, parameters)
+
+    def diagnose(self, X: Any, y: Any, sample_weight: Any = None) -> Diagnostics:
+        """How the training rows fit the model, and how much each decides: give what :meth:`fit` was given.
+
+        Lazy for Dask and Zarr input, NumPy arrays for what is in memory.
+        """
+        check_is_fitted(self)
+        data = self._open(X, y, sample_weight, reset=False)
+        weighed = data.weighed(self._facts.scale)
+        self._diagonalise()
+        work = partial(
+            diagnose_task, self.kernel_, self.ridge_, weighed.weighted, np.atleast_1d(self.noise_variance_),
+            self.effective_dimension_ + bool(self.fit_intercept),
+        )  # fmt: skip
+        n_columns = 1 + 6 * data.n_targets
+        found = self._apply("diagnose", "smoother", self._facts.rank, work, n_columns, weighed.rows, weighed.targets)
+        return Diagnostics.of(found, self._facts.single)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """R² of the predictions, averaged over targets; out of core for Dask and Zarr input."""
+        if not any(is_lazy(one) for one in (X, y, sample_weight)):
+            return super().score(X, y, sample_weight)
+        predicted = da.asarray(self.predict(X))
+        predicted, y = (one.reshape(len(one), -1) for one in (predicted, _as_dask(y)))
+        if len(y) != len(predicted):
+            raise InvalidData(f"X has {len(predicted)} rows and y has {len(y)}: one target per row is needed.")
+        y = y.rechunk({0: predicted.chunks[0]})
+        w = da.ones(len(y), chunks=(y.chunks[0],)) if sample_weight is None else _as_dask(sample_weight)
+        w = w.rechunk((y.chunks[0],))[:, None]
+        mean = (w * y).sum(axis=0) / w.sum()
+        squares, total = da.compute((w * (y - predicted) ** 2).sum(axis=0), (w * (y - mean) ** 2).sum(axis=0))
+        return float(np.mean(1.0 - squares / total))
+
+    def predict_to_zarr(
+        self, X: Any, output: str | os.PathLike, *, return_std: bool = False, overwrite: bool = False
+    ) -> dict[str, Any]:
+        """Predict rows and write them to a new Zarr group; workers write whole chunks.
+
+        The array is called ``predictions``; with ``return_std`` there is ``standard_errors`` too.
+        """
+        check_is_fitted(self)
+        began = time.perf_counter()
+        with OutputStore(output, overwrite, PREDICTIONS) as store, reporter(self.progress) as report:
+            rows = self._new_rows(X)
+            name, n_targets = uuid.uuid4().hex, self._facts.n_targets
+            shape = (rows.n_rows,) if self._facts.single else (rows.n_rows, n_targets)
+            height = block_rows(max(1, self._facts.rank), rows)
+            names = ["predictions", "standard_errors"] if return_std else ["predictions"]
+            store.create(dict.fromkeys(names, shape), height, "target")
+            run = Run(name, rows, split(rows.n_rows, height), executor(name), report)
+            run.executor.check(rows)
+            find = self._spread() if return_std else partial(predict_task, self.kernel_)
+            work = partial(write_task, find, store.arrays)
+            payload = held(self._algebra, "smoother" if return_std else "predictor", run.executor)
+            rows = rows.anew(f"predict-{name}")
+            sources = ((b, rows.source(b.start, b.stop)) for b in run.blocks)
+            tasks = (task("predict", name, b.index, work, payload, source, b.start) for b, source in sources)
+            run.executor.settle(run.collect("predict", tasks))
+            summary = {"n_rows": rows.n_rows, "n_targets": n_targets, "input": rows.origin, "arrays": names}
+            store.commit(summary)
+        return summary | {"seconds": time.perf_counter() - began, "output": store.target}
+
+    def summary(self) -> dict[str, Any]:
+        """What is known about the fitted model, ready for JSON."""
+        check_is_fitted(self)
+        inflation = self.risk_inflation_
+        with np.errstate(divide="ignore", invalid="ignore"):
+            r2 = np.where(self.target_squares_ > 0, 1.0 - self.residual_squares_ / self.target_squares_, 1.0)
+        noise = np.atleast_1d(self.noise_variance_)
+        return {
+            "kernel": self.kernel_.to_spec(),
+            "ridge": self.ridge_,
+            "dtype": str(np.dtype(self.dtype)),
+            "fit_intercept": bool(self.fit_intercept),
+            "random_state": self.random_state,
+            "n_rows": self.n_rows_,
+            "n_features": self.n_features_in_,
+            "n_landmarks": self._facts.n_landmarks,
+            "rank": self._facts.rank,
+            "effective_dimension": self.effective_dimension_,
+            "residual_squares": self.residual_squares_.tolist(),
+            "target_squares": self.target_squares_.tolist(),
+            "noise_variance": [float(one) if np.isfinite(one) else None for one in noise],
+            "intercept": np.atleast_1d(self.intercept_).tolist(),
+            "training_r2": r2.tolist(),
+            "risk_inflation": None if inflation is None else asdict(inflation),
+        }
+
+    def save(self, path: str | os.PathLike, *, overwrite: bool = False) -> None:
+        """Write the fitted model to a Zarr group: arrays and JSON, no pickles; :func:`daskrr.load` reads it."""
+        deviation = None if self._deviation is None else asdict(self._deviation)
+        about = self.summary() | {"facts": asdict(self._facts), "deviation": deviation}
+        write_model(path, overwrite, self._algebra.bring(), about)
+
+
+def _with_unit_weights(payload: dict[str, Any]) -> dict[str, Any]:
+    """The factor of W for rows that carry a weight: landmarks have weight 1."""
+    landmarks = payload["landmarks"]
+    return payload | {"landmarks": np.column_stack([landmarks, np.ones(len(landmarks))])}
+
+
+def _as_dask(array: Any) -> da.Array:
+    return da.from_zarr(array) if isinstance(array, (str, os.PathLike, zarr.Array)) else da.asarray(array)

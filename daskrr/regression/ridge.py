@@ -1,0 +1,185 @@
+"""Kernel ridge regression at one kernel and one ridge."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from daskrr.arguments import prepare
+from daskrr.engine.progress import Reporter, reporter
+from daskrr.engine.scheduler import InProcess
+from daskrr.errors import InvalidParameter
+from daskrr.kernels import Kernel, from_spec
+from daskrr.nystrom.selection import resolve_kernel
+from daskrr.regression.estimator import given_kernel, started
+from daskrr.regression.model import Facts, KernelRidgeModel, RiskInflation
+from daskrr.regression.saving import read_model
+from daskrr.regression.training import Deviation, Training, train
+
+
+class NystromKernelRidge(KernelRidgeModel):
+    """Kernel ridge regression on the span of sampled kernel columns, fitted in one pass over the rows.
+
+    Minimises Σ_i w_i·(y_i − f(x_i))² + λ·Σw·‖f‖² over f = Σ_j α_j·k(·, x_j) + intercept, with x_j the landmarks. X, y
+    and the weights may be NumPy, Dask or Zarr arrays or paths of Zarr arrays, each in chunks of its own; only NumPy
+    arrays and what converts to them are held in memory.
+
+    Parameters
+    ----------
+    kernel
+        A kernel of :mod:`daskrr.kernels` or its specification; None is a Gaussian with the median distance.
+    ridge
+        λ > 0.
+    n_landmarks, sampling, tolerance, absolute_tolerance, max_landmarks, rounds, replacement, epsilon, sketch_ridge
+        As of :func:`daskrr.leverage_scores`; so are dtype, missing_chunks and block_rows.
+    fit_intercept
+        Whether f has a constant part that is not penalised.
+    certify, failure_probability
+        Whether to bound how much is lost to the sampling of columns, and how certain that shall be.
+    random_state
+        Seed of the landmarks; None draws one.
+    progress
+        None: a bar on a terminal; False: nothing.
+
+    Attributes
+    ----------
+    landmarks_, dual_coef_, intercept_
+        (r, d), (r,) or (r, t), and a number or (t,): f(x) = k(x, landmarks_) · dual_coef_ + intercept_. The first two
+        are brought here from where the factors are, as a rule the scheduler, when they are asked for.
+    kernel_, ridge_
+        With every parameter resolved.
+    effective_dimension_
+        Trace of the smoother.
+    risk_inflation_
+        Certified :class:`RiskInflation`, or None without ``certify``.
+    residual_squares_, target_squares_
+        (t,) sums over the training rows, with weights of mean 1: of squared residuals, and of squared targets (about
+        their mean with an intercept).
+    noise_variance_
+        A number or (t,): sums of squared residuals over n_rows_ less the trace of the smoother and the intercept; of a
+        row of mean weight, if there are weights.
+    n_rows_
+        Number of training rows.
+
+    Examples
+    --------
+    >>> import numpy as np, daskrr
+    >>> X = np.linspace(0, 6, 200)[:, None]
+    >>> model = daskrr.NystromKernelRidge(daskrr.kernels.Gaussian(1.0), 1e-6, n_landmarks=30, random_state=0)
+    >>> bool(model.fit(X, np.sin(X[:, 0])).score(X, np.sin(X[:, 0])) > 0.999)
+    True
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel | dict | None = None,
+        ridge: float = 1e-3,
+        n_landmarks: int | None = None,
+        *,
+        sampling: Any = "residual",
+        tolerance: float | None = None,
+        absolute_tolerance: float | None = None,
+        max_landmarks: int | None = None,
+        rounds: int = 2,
+        replacement: bool | None = None,
+        epsilon: float = 0.1,
+        sketch_ridge: float | None = None,
+        fit_intercept: bool = False,
+        certify: bool = True,
+        failure_probability: float = 1e-6,
+        dtype: DTypeLike = "float64",
+        missing_chunks: str = "refuse",
+        block_rows: int | None = None,
+        random_state: int | None = None,
+        progress: Reporter | bool | None = False,
+    ) -> None:
+        self.kernel = kernel
+        self.ridge = ridge
+        self.n_landmarks = n_landmarks
+        self.sampling = sampling
+        self.tolerance = tolerance
+        self.absolute_tolerance = absolute_tolerance
+        self.max_landmarks = max_landmarks
+        self.rounds = rounds
+        self.replacement = replacement
+        self.epsilon = epsilon
+        self.sketch_ridge = sketch_ridge
+        self.fit_intercept = fit_intercept
+        self.certify = certify
+        self.failure_probability = failure_probability
+        self.dtype = dtype
+        self.missing_chunks = missing_chunks
+        self.block_rows = block_rows
+        self.random_state = random_state
+        self.progress = progress
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Fit the model to rows X (n, d) with targets y, (n,) or (n, t), and weights (n,), by default all 1.
+
+        Raises
+        ------
+        InvalidParameter, InvalidData, DoesNotFit, SourceUnreachable
+            Before any long work, as far as metadata tell.
+        KernelNotPositive, RidgeTooSmall, CheckFailed
+            When the numbers cannot be trusted.
+        """
+        data, kernel = self._checked(X, y, sample_weight)
+        data.check_reachable()
+        weighed = data.weighed()
+        job = prepare(weighed.rows, weighed.kernel(kernel), self.ridge, self.n_landmarks, self._options())
+        with reporter(self.progress) as report:
+            run = started(job, report)
+            kernel = resolve_kernel(run, job.settings.kernel, job.scheme.seed)
+            trained = train(job, run, replace(job.settings, kernel=kernel), weighed)
+            deviation = trained.deviation(job.failure_probability) if job.certify else None
+        self._keep(trained, job.settings.ridges[0], data, deviation, data.rows.n_rows)
+        return self
+
+    def check(self, X: Any, y: Any, sample_weight: Any = None) -> None:
+        """Raise what :meth:`fit` would raise before any long work, without a cluster and without reading rows."""
+        data, kernel = self._checked(X, y, sample_weight)
+        prepare(data.rows, kernel, self.ridge, self.n_landmarks, self._options())
+
+    def _checked(self, X: Any, y: Any, sample_weight: Any) -> tuple[Training, Kernel]:
+        if np.ndim(self.ridge):
+            raise InvalidParameter(f"a model has one ridge, got {self.ridge!r}")
+        data = self._open(X, y, sample_weight)
+        return data, given_kernel(self.kernel, data.rows.n_rows)
+
+
+def load(path: str | os.PathLike, allow_functions: Sequence[str] = ()) -> NystromKernelRidge:
+    """Read a model that its ``save`` wrote; it predicts, learns from more rows, and can be fitted anew.
+
+    Parameters
+    ----------
+    allow_functions
+        Names of Python functions that the model's kernel may import.
+
+    Raises
+    ------
+    InvalidData
+        There is no model, or one of a version that this one does not read.
+    """
+    factors, about = read_model(path)
+    kernel = from_spec(about["kernel"], allow_functions)
+    model = NystromKernelRidge(
+        kernel, about["ridge"], about["n_landmarks"], fit_intercept=about["fit_intercept"], dtype=about["dtype"],
+        certify=about["deviation"] is not None, random_state=about["random_state"],
+    )  # fmt: skip
+    model._algebra = InProcess(factors)
+    model._facts = Facts(**about["facts"])
+    model._deviation = about["deviation"] and Deviation(**about["deviation"])
+    model.kernel_, model.ridge_ = kernel, about["ridge"]
+    model.effective_dimension_, model.n_rows_ = about["effective_dimension"], about["n_rows"]
+    model.residual_squares_ = np.array(about["residual_squares"])
+    model.target_squares_ = np.array(about["target_squares"])
+    noise = np.array([np.nan if one is None else one for one in about["noise_variance"]])
+    model.intercept_, model.noise_variance_ = (
+        float(values[0]) if model._facts.single else values for values in (np.array(about["intercept"]), noise)
+    )
+    model.risk_inflation_ = about["risk_inflation"] and RiskInflation(**about["risk_inflation"])
+    model.n_features_in_ = about["n_features"]
+    return model

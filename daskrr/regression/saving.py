@@ -1,0 +1,72 @@
+"""Models on storage: a Zarr group of arrays, and JSON in its attributes; nothing is pickled."""
+
+import os
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from daskrr import __version__
+from daskrr.engine.factors import Factors
+from daskrr.engine.storage import RESULT_KEY, OutputStore, open_stored
+from daskrr.errors import InvalidData
+from daskrr.numerics.algebra import Whitening
+from daskrr.numerics.regress import Solution, Sums
+
+MODEL = "a model"
+MODEL_VERSION = 1
+
+# Of these square matrices the lower triangle is all there is, and is stored row by row.
+TRIANGLES = ("inverse", "gram")
+
+
+def write_model(path: str | os.PathLike, overwrite: bool, factors: Factors, about: dict[str, Any]) -> None:
+    """Write the factors of a regression that was solved, and what is known about it."""
+    if factors.whitening is None or factors.sums is None or factors.solution is None or factors.landmarks is None:
+        raise RuntimeError("only a solved regression can be stored")
+    arrays: dict[str, NDArray] = vars(factors.sums) | vars(factors.solution)
+    arrays |= {"landmarks": factors.landmarks, "inverse": factors.whitening.inverse}
+    for name in TRIANGLES:
+        arrays[name] = arrays[name][np.tril_indices(len(arrays[name]))]
+    facts = {"n_landmarks": factors.n_landmarks, "kernel_error": factors.whitening.kernel_error}
+    with OutputStore(path, overwrite, MODEL) as output:
+        output.write(arrays)
+        output.commit({"model_version": MODEL_VERSION, "daskrr": __version__} | facts | about)
+
+
+def read_model(path: str | os.PathLike) -> tuple[Factors, dict[str, Any]]:
+    """What :func:`write_model` wrote.
+
+    Raises
+    ------
+    InvalidData
+        There is no model, or one of a version that this one does not read.
+    """
+    group = open_stored(path, MODEL)
+    about: Any = group.attrs[RESULT_KEY]
+    if about.get("model_version") != MODEL_VERSION:
+        raise InvalidData(
+            f"the model has version {about.get('model_version')}, and this daskrr reads version {MODEL_VERSION}."
+        )
+    arrays = {name: _read(group, name) for name in group.array_keys()}
+    landmarks = arrays["landmarks"]
+    for name in TRIANGLES:
+        arrays[name] = _square(arrays[name], len(landmarks))
+    unknown = float("nan")
+    whitening = Whitening(np.arange(len(landmarks)), arrays["inverse"], unknown, about["kernel_error"], unknown)
+    sums = Sums(**{name: arrays[name] for name in Sums.__dataclass_fields__})
+    factors = Factors(landmarks=landmarks, n_landmarks=about["n_landmarks"], whitening=whitening, sums=sums)
+    factors.keep_solution(Solution(**{name: arrays[name] for name in Solution.__dataclass_fields__}))
+    return factors, about
+
+
+def _read(group: zarr.Group, name: str) -> NDArray[np.float64]:
+    array: Any = group[name]
+    return np.asarray(array[...])
+
+
+def _square(triangle: NDArray[np.float64], size: int) -> NDArray[np.float64]:
+    full = np.zeros((size, size))
+    full[np.tril_indices(size)] = triangle
+    return full

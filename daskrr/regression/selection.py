@@ -1,0 +1,332 @@
+"""Kernel ridge regression whose kernel and ridge are chosen by cross-validation."""
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from daskrr.arguments import Job, check_ridges, prepare
+from daskrr.engine.passes import Run, task
+from daskrr.engine.progress import Reporter, reporter
+from daskrr.engine.scheduler import held
+from daskrr.errors import CheckFailed, InvalidData, InvalidParameter, RidgeTooSmall, check_count
+from daskrr.kernels import Gaussian, Kernel, as_kernel
+from daskrr.numerics.algebra import smallest_ridge
+from daskrr.numerics.regress import Solution, generalized_errors
+from daskrr.numerics.reservoir import Order
+from daskrr.numerics.smooth import LeftOutSums
+from daskrr.nystrom.sampling import child
+from daskrr.nystrom.selection import resolve_kernel
+from daskrr.nystrom.sketch import Folds
+from daskrr.regression.estimator import started
+from daskrr.regression.evaluation import left_out_task
+from daskrr.regression.model import KernelRidgeModel
+from daskrr.regression.training import Trained, Training, Weighed, train
+
+log = logging.getLogger("daskrr")
+
+SCORINGS = ("loo", "gcv", "kfold")
+DEFAULT_RIDGES = tuple(np.logspace(-8, 0, 30))
+DEFAULT_WIDTHS = (0.25, 0.5, 1.0, 2.0)
+
+# By how much the smoother's diagonal may sum to something else than its trace, relative to that.
+SUM_TOLERANCE = {np.dtype(np.float64): 1e-3, np.dtype(np.float32): 5e-2}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One kernel: what pass 1 found, and mean squared errors (L, t) at every ridge, NaN for ridges that were left out.
+
+    ``without_landmarks`` are the same over rows that are no landmarks, for leave-one-out.
+    """
+
+    trained: Trained
+    errors: NDArray[np.float64]
+    without_landmarks: NDArray[np.float64] | None
+
+    @property
+    def scores(self) -> NDArray[np.float64]:
+        """(L,) mean over targets."""
+        return self.errors.mean(axis=1)
+
+    @property
+    def least(self) -> float:
+        """At the best ridge; infinite if no ridge could be judged."""
+        scores = self.scores[np.isfinite(self.scores)]
+        return float(scores.min(initial=math.inf))
+
+
+class NystromKernelRidgeCV(KernelRidgeModel):
+    """Kernel ridge regression that chooses its kernel and ridge by the error on rows that it did not learn from.
+
+    For every kernel the landmarks are chosen anew. Leave-one-out then takes one pair of passes for all ridges,
+    generalized cross-validation and k folds one pass. The model itself costs no further pass.
+
+    Parameters
+    ----------
+    kernels
+        Kernels or their specifications; None: Gaussians of a quarter, half, once and twice the median distance.
+    ridges
+        λ > 0, each once; None: 30 from 1e-8 to 1. Those that round-off would decide at a kernel are left out there.
+    scoring
+        What is to be least: ``"loo"``, the mean squared leave-one-out residual, with λ·Σw and the landmarks as they
+        are; ``"gcv"``, the same with every row's leverage replaced by their mean; ``"kfold"``, the mean squared error
+        of rows predicted from the other folds. Landmarks serve as features even of a fold that they are not in.
+    folds
+        How many there are with ``"kfold"``; rows are assigned at random.
+    n_landmarks, sampling, tolerance, absolute_tolerance, max_landmarks, rounds, replacement, epsilon, sketch_ridge
+        As of :func:`daskrr.leverage_scores`, at the geometric mean of the ridges; so are dtype, missing_chunks and
+        block_rows.
+    fit_intercept, certify, failure_probability, random_state, progress
+        As of :class:`daskrr.NystromKernelRidge`.
+
+    Attributes
+    ----------
+    kernel_, ridge_, best_score_
+        The choice, and its mean squared error.
+    cv_results_
+        ``kernels`` (list), ``ridges`` (L,), ``errors`` (kernels, L) with NaN where a ridge was left out, and
+        ``errors_without_landmarks``, over rows that are no landmarks, for leave-one-out (else None).
+    landmarks_, dual_coef_, intercept_, effective_dimension_, noise_variance_, risk_inflation_, residual_squares_,
+    target_squares_, n_rows_
+        As of :class:`daskrr.NystromKernelRidge`.
+
+    Examples
+    --------
+    >>> import numpy as np, daskrr
+    >>> X = np.linspace(0, 6, 300)[:, None]
+    >>> y = np.sin(X[:, 0]) + 0.1 * np.random.default_rng(0).standard_normal(300)
+    >>> model = daskrr.NystromKernelRidgeCV(ridges=np.logspace(-6, 0, 7), n_landmarks=40, random_state=0).fit(X, y)
+    >>> bool(0.008 < model.best_score_ < 0.012)
+    True
+    """
+
+    def __init__(
+        self,
+        kernels: Sequence[Kernel | dict] | None = None,
+        ridges: Sequence[float] | None = None,
+        n_landmarks: int | None = None,
+        *,
+        scoring: str = "loo",
+        folds: int = 5,
+        sampling: Any = "residual",
+        tolerance: float | None = None,
+        absolute_tolerance: float | None = None,
+        max_landmarks: int | None = None,
+        rounds: int = 2,
+        replacement: bool | None = None,
+        epsilon: float = 0.1,
+        sketch_ridge: float | None = None,
+        fit_intercept: bool = False,
+        certify: bool = True,
+        failure_probability: float = 1e-6,
+        dtype: DTypeLike = "float64",
+        missing_chunks: str = "refuse",
+        block_rows: int | None = None,
+        random_state: int | None = None,
+        progress: Reporter | bool | None = False,
+    ) -> None:
+        self.kernels = kernels
+        self.ridges = ridges
+        self.n_landmarks = n_landmarks
+        self.scoring = scoring
+        self.folds = folds
+        self.sampling = sampling
+        self.tolerance = tolerance
+        self.absolute_tolerance = absolute_tolerance
+        self.max_landmarks = max_landmarks
+        self.rounds = rounds
+        self.replacement = replacement
+        self.epsilon = epsilon
+        self.sketch_ridge = sketch_ridge
+        self.fit_intercept = fit_intercept
+        self.certify = certify
+        self.failure_probability = failure_probability
+        self.dtype = dtype
+        self.missing_chunks = missing_chunks
+        self.block_rows = block_rows
+        self.random_state = random_state
+        self.progress = progress
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Choose among the kernels and ridges, and fit the model, to rows X, targets y and weights.
+
+        Raises
+        ------
+        InvalidParameter, InvalidData, DoesNotFit, SourceUnreachable
+            Before any long work, as far as metadata tell.
+        KernelNotPositive, RidgeTooSmall, CheckFailed
+            When the numbers cannot be trusted; the second only if no ridge is left at any kernel.
+        """
+        data, kernels, ridges = self._checked(X, y, sample_weight)
+        data.check_reachable()
+        weighed = data.weighed()
+        jobs = [self._job(weighed.rows, weighed.kernel(kernel), ridges, data.n_targets) for kernel in kernels]
+        with reporter(self.progress) as report:
+            if self.kernels is None:
+                jobs = self._of_widths(jobs[0], weighed, started(jobs[0], report))
+            found, best, job = self._search(jobs, weighed, ridges, report)
+            deviation = best.trained.deviation(job.failure_probability) if job.certify else None
+        ridge = ridges[int(np.nanargmin(best.scores))]
+        self._keep(best.trained, ridge, data, deviation, data.rows.n_rows)
+        self.best_score_, self.cv_results_ = best.least, found
+        return self
+
+    def check(self, X: Any, y: Any, sample_weight: Any = None) -> None:
+        """Raise what :meth:`fit` would raise before any long work, without a cluster and without reading rows."""
+        data, kernels, ridges = self._checked(X, y, sample_weight)
+        for kernel in kernels:
+            self._job(data.rows, kernel, ridges, data.n_targets)
+
+    def _checked(self, X: Any, y: Any, sample_weight: Any) -> tuple[Training, list[Kernel], tuple[float, ...]]:
+        if self.scoring not in SCORINGS:
+            raise InvalidParameter(f"scoring must be one of {', '.join(SCORINGS)}, got {self.scoring!r}")
+        if check_count("folds", self.folds) < 2 and self.scoring == "kfold":
+            raise InvalidParameter("folds must be at least 2 to predict each from the others, got 1")
+        ridges, _ = check_ridges(DEFAULT_RIDGES if self.ridges is None else self.ridges)
+        if self.kernels is not None and (isinstance(self.kernels, (dict, Kernel)) or not len(self.kernels)):
+            raise InvalidParameter(f"kernels must be a list of at least one kernel, got {self.kernels!r}")
+        data = self._open(X, y, sample_weight)
+        if data.rows.n_rows < 2:
+            raise InvalidData("X has 1 sample, and at least 2 are needed to predict one from the others.")
+        return data, [as_kernel(one) for one in self.kernels or [Gaussian("median")]], ridges
+
+    def _job(self, rows: Any, kernel: Kernel, ridges: Sequence[float], n_targets: int) -> Job:
+        """The run of one kernel, whose landmarks are chosen at the geometric mean of the ridges."""
+        middle = math.exp(math.fsum(map(math.log, ridges)) / len(ridges))
+        n_sums = self.folds if self.scoring == "kfold" else 1
+        return prepare(
+            rows, kernel, middle, self.n_landmarks, self._options(), n_sums=n_sums, n_readings=len(ridges) * n_targets
+        )  # fmt: skip
+
+    def _of_widths(self, job: Job, weighed: Weighed, run: Run) -> list[Job]:
+        """The run of a Gaussian of median width, once for every default width."""
+        resolved: Any = weighed.unweighted(resolve_kernel(run, job.settings.kernel, job.scheme.seed))
+        kernels = [Gaussian(width * resolved.length_scale) for width in DEFAULT_WIDTHS]
+        return [replace(job, settings=replace(job.settings, kernel=weighed.kernel(one))) for one in kernels]
+
+    def _search(
+        self, jobs: list[Job], weighed: Weighed, ridges: tuple[float, ...], report: Any
+    ) -> tuple[dict[str, Any], Candidate, Job]:
+        """Errors of every kernel and ridge, and the best candidate; the factors of the others are let go."""
+        best: tuple[Candidate, Job] | None = None
+        kernels: list[Kernel] = []
+        errors, without_landmarks = [], []
+        for number, job in enumerate(jobs, 1):
+            job = replace(job, name=f"{job.name}-{number}")
+            candidate = self._try(job, weighed, ridges, partial(_numbered, report, f"kernel {number} of {len(jobs)}, "))
+            kernels.append(weighed.unweighted(candidate.trained.sketch.kernel))
+            log.info("kernel %d of %d: %r, mean squared error %.6g", number, len(jobs), kernels[-1], candidate.least)
+            errors.append(candidate.scores)
+            without_landmarks.append(candidate.without_landmarks)
+            if best is None or candidate.least < best[0].least:
+                best = candidate, job
+        if best is None or not math.isfinite(best[0].least):
+            raise RidgeTooSmall(
+                f"no ridge up to {max(ridges):.3g} is above round-off at any kernel. Give larger ridges."
+            )
+        _warn_of_ends(ridges, int(np.nanargmin(best[0].scores)))
+        found = {
+            "kernels": kernels,
+            "ridges": np.array(ridges),
+            "errors": np.array(errors),
+            "errors_without_landmarks": None if without_landmarks[0] is None else np.array(without_landmarks),
+        }
+        return found, *best
+
+    def _try(self, job: Job, weighed: Weighed, ridges: tuple[float, ...], report: Any) -> Candidate:
+        """Pass 1 of one kernel, and what follows for every ridge."""
+        run = started(job, report)
+        kernel = resolve_kernel(run, job.settings.kernel, job.scheme.seed)
+        folds = None
+        if self.scoring == "kfold":
+            folds = Folds(self.folds, Order.of(child(job.scheme.seed, "folds")))
+        trained = train(job, run, replace(job.settings, kernel=kernel), weighed, folds)
+        sketch = trained.sketch
+        mean = trained.first.totals.diagonal / sketch.n_rows
+        least = smallest_ridge(sketch.kernel_error, mean, sketch.rank, sketch.dtype)
+        judged = [number for number, ridge in enumerate(ridges) if ridge >= least]
+        if len(judged) < len(ridges):
+            log.warning("%r: ridges below %.3g are left out, since round-off would decide", kernel, least)
+        errors = np.full((len(ridges), weighed.n_targets), np.nan)
+        without_landmarks = np.full(len(ridges), np.nan) if self.scoring == "loo" else None
+        if judged:
+            errors[judged], apart = self._errors(trained, tuple(ridges[number] for number in judged))
+            if without_landmarks is not None and apart is not None:
+                without_landmarks[judged] = apart.mean(axis=1)
+        return Candidate(trained, errors, without_landmarks)
+
+    def _errors(
+        self, trained: Trained, ridges: tuple[float, ...]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
+        """Mean squared errors (L, t), and those over rows that are no landmarks, for leave-one-out."""
+        intercept = bool(self.fit_intercept)
+        if self.scoring == "kfold":
+            return trained.perform("cross_validate", ridges, intercept)["errors"], None
+        if self.scoring == "gcv":
+            found = trained.perform("regress", ridges, intercept)
+            solution = Solution(theta=np.empty(0), **{name: found[name] for name in _SMALL})
+            return generalized_errors(solution, trained.sketch.n_rows, intercept), None
+        return left_out_errors(trained, ridges, intercept)
+
+    def summary(self) -> dict[str, Any]:
+        """What is known about the fitted model and its choice, ready for JSON."""
+        found = self.cv_results_
+        selection = {
+            "scoring": self.scoring,
+            "kernels": [kernel.to_spec() for kernel in found["kernels"]],
+            "ridges": found["ridges"].tolist(),
+            "errors": [[float(one) if np.isfinite(one) else None for one in row] for row in found["errors"]],
+            "best_error": self.best_score_,
+        }
+        return super().summary() | {"selection": selection}
+
+
+_SMALL = ("intercepts", "residual_squares", "effective_dimensions", "target_squares")
+
+
+def left_out_errors(
+    trained: Trained, ridges: tuple[float, ...], intercept: bool
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean squared leave-one-out residuals (L, t): of all rows, and of those that are no landmarks; one pass.
+
+    Raises
+    ------
+    CheckFailed
+        The rows are not those of pass 1.
+    """
+    run, sketch, data = trained.run, trained.sketch, trained.data
+    expected = trained.perform("diagonalise", ridges, intercept)["effective_dimensions"] + intercept
+    payload = held(trained.algebra, "quick smoother", run.executor)
+    kernel = data.unweighted(sketch.kernel)
+    work = partial(left_out_task, kernel, sketch.dtype, ridges, data.weighted, sketch.pivots)
+    rows, targets = data.rows.anew(f"left-out-{run.name}"), data.targets.anew(f"left-out-targets-{run.name}")
+    tasks = (
+        task("leave-one-out", run.name, b.index, work, payload, rows.source(b.start, b.stop), b.start,
+             targets.source(b.start, b.stop))
+        for b in run.blocks
+    )  # fmt: skip
+    first, *others = run.executor.values(run.collect("leave one out", tasks))
+    sums: LeftOutSums = sum(others, first)
+    if np.abs(sums.diagonal - expected).max() > SUM_TOLERANCE[sketch.dtype] * max(1.0, expected.max()):
+        raise CheckFailed(
+            f"the smoother's diagonal sums to {sums.diagonal[0]:.6g} where its trace is {expected[0]:.6g}: the rows "
+            "changed between the passes. Fit a source that does not change while it is read."
+        )
+    weights = np.where(sums.weights > 0, sums.weights, np.nan)
+    return sums.squares[0] / weights[0], sums.squares[1] / weights[1]
+
+
+def _numbered(report: Any, prefix: str, event: Any) -> None:
+    report(replace(event, stage=prefix + event.stage))
+
+
+def _warn_of_ends(ridges: tuple[float, ...], best: int) -> None:
+    for end, name in ((min(ridges), "smallest"), (max(ridges), "largest")):
+        if len(ridges) > 2 and ridges[best] == end:
+            log.warning("the best ridge, %.3g, is the %s of those given: a better one may lie beyond", end, name)

@@ -1,0 +1,227 @@
+"""Rows with targets and weights, and pass 1 over them: all that a regression learns from."""
+
+import os
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from daskrr.arguments import Job
+from daskrr.engine.passes import Run, block_rows, executor, split, task
+from daskrr.engine.rows import JoinedRows, NumpyRows, Rows, open_rows, pieces
+from daskrr.engine.scheduler import Algebra
+from daskrr.errors import InvalidData
+from daskrr.growth import grow_until_tight
+from daskrr.kernels import Kernel
+from daskrr.kernels.weighted import Weighted
+from daskrr.numerics.algebra import check_resolution
+from daskrr.nystrom.audit import audit, audit_draws
+from daskrr.nystrom.pass1 import Chosen, FirstPass, Settings, first_pass, whiten
+from daskrr.nystrom.rounds import choose_landmarks
+from daskrr.nystrom.sampling import check_weights
+from daskrr.nystrom.selection import fetch_rows, weigh
+from daskrr.nystrom.sketch import Folds, NystromSketch, TargetRows
+
+
+@dataclass(frozen=True)
+class Training:
+    """Rows (n, d), targets (n,) or (n, t), and weights (n,) if there are any, each in chunks of its own."""
+
+    rows: Rows
+    targets: Rows
+    weights: Rows | None
+
+    @classmethod
+    def open(cls, X: Any, y: Any, sample_weight: Any, missing_chunks: str) -> "Training":
+        """View arrays or paths; reads nothing but metadata.
+
+        Raises
+        ------
+        InvalidData
+            They do not belong together.
+        """
+        rows = open_rows(X, missing_chunks=missing_chunks)
+        targets = open_rows(y, ndim=None, missing_chunks=missing_chunks, name="y")
+        if targets.n_rows != rows.n_rows:
+            raise InvalidData(f"X has {rows.n_rows} rows and y has {targets.n_rows}: one target per row is needed.")
+        weights = None if sample_weight is None else _weight_rows(rows, sample_weight, missing_chunks)
+        return cls(rows, targets, weights)
+
+    @property
+    def single(self) -> bool:
+        """Whether there is one target, given as a vector."""
+        return len(self.targets.shape) == 1
+
+    @property
+    def n_targets(self) -> int:
+        """Targets of a row."""
+        return 1 if self.single else self.targets.shape[1]
+
+    def check_reachable(self) -> None:
+        """Raise unless every worker can read everything."""
+        for source in (self.rows, self.targets, self.weights):
+            if source is not None:
+                executor(uuid.uuid4().hex).check(source)
+
+    def weighed(self, scale: float | None = None) -> "Weighed":
+        """Rows that carry the root of their weight, times ``scale``: by default what makes the mean weight 1.
+
+        One light pass checks the weights. Rows without weights have weight 1.
+        """
+        weights = self.weights
+        if weights is None and scale in (None, 1.0):
+            return Weighed(self.rows, self.targets, False, 1.0)
+        if weights is None:
+            weights = NumpyRows(np.broadcast_to(1.0, (self.rows.n_rows,)))
+        total = _total_weight(weights)
+        if scale is None:
+            scale = self.rows.n_rows / total
+        return Weighed(JoinedRows(self.rows, weights, scale), self.targets, True, scale)
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """Rows whose last feature is the root of a weight, if ``weighted``, and their targets."""
+
+    rows: Rows
+    targets: Rows
+    weighted: bool
+    scale: float
+
+    @property
+    def n_targets(self) -> int:
+        """Targets of a row."""
+        return 1 if len(self.targets.shape) == 1 else self.targets.shape[1]
+
+    def kernel(self, kernel: Kernel) -> Kernel:
+        """The kernel of such rows."""
+        return Weighted(kernel) if self.weighted else kernel
+
+    def unweighted(self, kernel: Kernel) -> Kernel:
+        """The kernel of rows without weights."""
+        return kernel.part if isinstance(kernel, Weighted) else kernel
+
+
+def _weight_rows(rows: Rows, sample_weight: Any, missing_chunks: str) -> Rows:
+    if not is_lazy(sample_weight):
+        sample_weight = np.asarray(sample_weight, np.float64)
+        if sample_weight.ndim == 0:
+            sample_weight = np.full(rows.n_rows, sample_weight)
+    weights = open_rows(sample_weight, ndim=1, missing_chunks=missing_chunks, name="sample_weight")
+    if weights.n_rows != rows.n_rows:
+        raise InvalidData(f"X has {rows.n_rows} rows and sample_weight has {weights.n_rows}: one per row is needed.")
+    return weights
+
+
+def is_lazy(array: Any) -> bool:
+    """Whether an array is not in memory and must not be brought there."""
+    return isinstance(array, (da.Array, zarr.Array, str, os.PathLike))
+
+
+def _total_weight(weights: Rows) -> float:
+    name = uuid.uuid4().hex
+    run = Run(name, weights, split(weights.n_rows, block_rows(1, weights)), executor(name), lambda event: None)
+    source = weights.anew(f"weights-{name}")
+    sources = ((b, source.source(b.start, b.stop)) for b in run.blocks)
+    total = weigh(run, (task("check-weights", name, b.index, _check_block, one, b.start) for b, one in sources)).total
+    if not total > 0:
+        raise InvalidData("every sample weight is zero: there is nothing to fit.")
+    return total
+
+
+def _check_block(source: Any, start: int) -> NDArray[np.float64]:
+    found = np.concatenate([np.asarray(piece, np.float64) for piece in pieces(source)])
+    check_weights(found, start)
+    return found
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """Certified bound of the largest eigenvalue of what the landmarks leave of the kernel matrix."""
+
+    delta: float
+    failure_probability: float
+
+    def __add__(self, other: "Deviation") -> "Deviation":
+        # The norm of a positive matrix is at most the sum of those of its diagonal blocks.
+        return Deviation(self.delta + other.delta, self.failure_probability + other.failure_probability)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Landmarks and the sums of pass 1 over rows and targets; the rest is small algebra."""
+
+    run: Run
+    data: Weighed
+    settings: Settings
+    sketch: NystromSketch
+    first: FirstPass
+    audit_rows: int
+    seed: int
+    round_number: int
+
+    @property
+    def algebra(self) -> Algebra:
+        """Where the factors are."""
+        return self.sketch.algebra
+
+    def perform(self, step: str, ridges: Sequence[float], intercept: bool) -> dict[str, Any]:
+        """A step of the algebra at these ridges."""
+        parameters = {"dtype": str(self.settings.dtype), "ridges": list(ridges), "intercept": bool(intercept)}
+        return self.algebra.perform(step, None, parameters)
+
+    def deviation(self, failure_probability: float) -> Deviation:
+        """Audit the rows."""
+        found = audit(
+            self.run, self.sketch, self.first, self.audit_rows, failure_probability, self.seed, self.round_number
+        )  # fmt: skip
+        return Deviation(found.delta, found.failure_probability)
+
+
+def audited_rows(job: Job) -> int:
+    """Rows of the audit, if there is one."""
+    return job.scheme.audit_rows if job.certify and job.failure_probability > 0 else 0
+
+
+def train(job: Job, run: Run, settings: Settings, data: Weighed, folds: Folds | None = None) -> Trained:
+    """Choose landmarks and take the sums of rows and targets."""
+    # The landmarks of the last round have an audit of their own, with rows that no round has seen.
+    number = 0 if job.target is None else len(job.target.sizes)
+    sketch, _ = whiten(run, f"{run.name}-fit", settings, choose(job, run, settings))
+    trained = take_sums(job, run, settings, data, sketch, folds, number)
+    mean = trained.first.totals.diagonal / sketch.n_rows
+    check_resolution(sketch.kernel_error, mean, settings.smallest, sketch.rank, settings.dtype)
+    return trained
+
+
+def take_sums(
+    job: Job,
+    run: Run,
+    settings: Settings,
+    data: Weighed,
+    sketch: NystromSketch,
+    folds: Folds | None = None,
+    number: int = 0,
+    payload: Any = None,
+) -> Trained:
+    """Pass 1 with the targets, whose sums are added to those that the sketch has already."""
+    seed, audit_rows = job.scheme.seed, audited_rows(job)
+    first = first_pass(
+        run, sketch, audit_draws(seed, number, audit_rows), title="fit: gram",
+        targets=TargetRows(data.targets, folds), payload=payload,
+    )  # fmt: skip
+    sketch.algebra.perform("add_sums", first.gram, {"weighted": data.weighted})
+    return Trained(run, data, settings, sketch, first, audit_rows, seed, number)
+
+
+def choose(job: Job, run: Run, settings: Settings) -> Chosen:
+    """The landmarks: as many as asked for, or as many as the tolerance needs."""
+    if job.target is None:
+        return choose_landmarks(run, settings, job.scheme)[0]
+    landmarks = grow_until_tight(job, run, settings, job.target).sketch.landmarks
+    return Chosen(landmarks, fetch_rows(run, landmarks.indices, "sample-rows-again"))

@@ -1,0 +1,160 @@
+"""Features whose inner products are the Nyström approximation of the kernel, for any linear model after them."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from daskrr.arguments import Job, prepare
+from daskrr.engine.progress import Reporter, reporter
+from daskrr.engine.rows import open_rows, pieces
+from daskrr.kernels import Kernel
+from daskrr.numerics.gram import whitened_rows
+from daskrr.numerics.tiles import BlockReader, check_overflow
+from daskrr.nystrom.audit import audit, audit_draws
+from daskrr.nystrom.pass1 import first_pass, whiten
+from daskrr.nystrom.selection import resolve_kernel
+from daskrr.nystrom.sketch import whitener_of
+from daskrr.regression.estimator import SketchedEstimator, given_kernel, started
+from daskrr.regression.training import Deviation, audited_rows, choose, is_lazy
+
+
+class NystromTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SketchedEstimator):
+    """Maps rows x to features b(x) with b(x)·b(z) = L(x, z), the Nyström approximation of the kernel.
+
+    L is never above the kernel as a matrix, and exact on the landmarks. A ridge regression on these features at the
+    shift n·λ is :class:`daskrr.NystromKernelRidge` at the ridge λ.
+
+    Parameters
+    ----------
+    kernel
+        A kernel of :mod:`daskrr.kernels` or its specification; None is a Gaussian with the median distance.
+    n_landmarks, sampling, tolerance, absolute_tolerance, max_landmarks, rounds, replacement, epsilon, sketch_ridge
+        As of :func:`daskrr.leverage_scores`; so are dtype, missing_chunks and block_rows.
+    ridge
+        λ > 0 for sampling by leverage and for a tolerance; nothing else depends on it.
+    certify, failure_probability
+        Whether to bound how far L is below the kernel matrix of the rows, and how certain that shall be; one more pass.
+    random_state
+        Seed of the landmarks; None draws one.
+    progress
+        None: a bar on a terminal; False: nothing.
+
+    Attributes
+    ----------
+    landmarks_
+        (r, d), brought here when it is asked for.
+    kernel_
+        With every parameter resolved.
+    deviation_
+        With ``certify``: ``delta``, a bound of the largest eigenvalue of the kernel matrix minus L, and its
+        ``failure_probability``; else None.
+
+    Examples
+    --------
+    >>> import numpy as np, daskrr
+    >>> X = np.random.default_rng(0).standard_normal((200, 2))
+    >>> B = daskrr.NystromTransformer(daskrr.kernels.Gaussian(2.0), n_landmarks=40, random_state=0).fit_transform(X)
+    >>> bool(np.abs(B @ B.T - daskrr.kernels.Gaussian(2.0)(X, X)).max() < 0.01)
+    True
+    """
+
+    deviation_: Deviation | None
+    _n_features_out: int
+
+    def __init__(
+        self,
+        kernel: Kernel | dict | None = None,
+        n_landmarks: int | None = None,
+        *,
+        ridge: float = 1e-3,
+        sampling: Any = "residual",
+        tolerance: float | None = None,
+        absolute_tolerance: float | None = None,
+        max_landmarks: int | None = None,
+        rounds: int = 2,
+        replacement: bool | None = None,
+        epsilon: float = 0.1,
+        sketch_ridge: float | None = None,
+        certify: bool = False,
+        failure_probability: float = 1e-6,
+        dtype: DTypeLike = "float64",
+        missing_chunks: str = "refuse",
+        block_rows: int | None = None,
+        random_state: int | None = None,
+        progress: Reporter | bool | None = False,
+    ) -> None:
+        self.kernel = kernel
+        self.n_landmarks = n_landmarks
+        self.ridge = ridge
+        self.sampling = sampling
+        self.tolerance = tolerance
+        self.absolute_tolerance = absolute_tolerance
+        self.max_landmarks = max_landmarks
+        self.rounds = rounds
+        self.replacement = replacement
+        self.epsilon = epsilon
+        self.sketch_ridge = sketch_ridge
+        self.certify = certify
+        self.failure_probability = failure_probability
+        self.dtype = dtype
+        self.missing_chunks = missing_chunks
+        self.block_rows = block_rows
+        self.random_state = random_state
+        self.progress = progress
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Choose landmarks among the rows X (n, d) and factor their kernel matrix; y is not used.
+
+        Raises
+        ------
+        InvalidParameter, InvalidData, DoesNotFit, SourceUnreachable
+            Before any long work, as far as metadata tell.
+        KernelNotPositive, RidgeTooSmall, CheckFailed
+            When the numbers cannot be trusted.
+        """
+        job = self._job(X)
+        job.executor.check(job.rows)
+        with reporter(self.progress) as report:
+            run = started(job, report)
+            settings = replace(job.settings, kernel=resolve_kernel(run, job.settings.kernel, job.scheme.seed))
+            sketch, _ = whiten(run, f"{run.name}-features", settings, choose(job, run, settings))
+            deviation = None
+            if self.certify:
+                size, seed, number = audited_rows(job), job.scheme.seed, len(job.target.sizes) if job.target else 0
+                first = first_pass(run, sketch, audit_draws(seed, number, size), with_gram=False, title="residuals")
+                found = audit(run, sketch, first, size, job.failure_probability, seed, number)
+                deviation = Deviation(found.delta, found.failure_probability)
+        self.kernel_, self.deviation_ = sketch.kernel, deviation
+        self._algebra, self._n_features_out = sketch.algebra, sketch.rank
+        self.n_features_in_ = job.rows.shape[1]
+        return self
+
+    def _job(self, X: Any) -> Job:
+        if not is_lazy(X):
+            X = validate_data(self, X, dtype=[np.float64, np.float32])
+        rows = open_rows(X, missing_chunks=self.missing_chunks)
+        kernel = given_kernel(self.kernel, rows.n_rows)
+        return prepare(rows, kernel, self.ridge, self.n_landmarks, self._options())
+
+    def transform(self, X: Any) -> Any:
+        """Features (m, r) of rows (m, d): a NumPy array for what is in memory, else a lazy Dask array."""
+        check_is_fitted(self)
+        work = partial(_transform, self.kernel_, np.dtype(self.dtype))
+        n_features = self._n_features_out
+        return self._apply("transform", "whitener", n_features, work, n_features, self._new_rows(X))
+
+
+def _transform(
+    kernel: Kernel, dtype: np.dtype, payload: dict[str, Any], source: Any, start: int
+) -> NDArray[np.float64]:
+    whitener = whitener_of(payload, kernel, dtype)
+    found = [np.empty((0, len(whitener.inverse)))]
+    found += [whitened_rows(whitener, piece) for piece in BlockReader(pieces(source), start)]
+    for one in found:
+        check_overflow(one, start)
+    return np.concatenate(found)
