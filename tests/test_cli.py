@@ -490,6 +490,23 @@ class TestRegression:
         assert result.exit_code == 2
         assert message in result.stderr
 
+    def test_mistakes_of_a_prediction_are_told_at_once(self, points, targets, tmp_path, monkeypatch):
+        model = tmp_path / "model.zarr"
+        assert invoke("fit", points, targets, model, *MODEL, "--quiet").exit_code == 0
+        monkeypatch.setattr(clusters, "connect", lambda **_options: pytest.fail("a cluster was started"))
+        other = tmp_path / "other.zarr"
+        zarr.create_array(other, shape=(5, 2), chunks=(5, 2), dtype=float)[:] = 1.0
+        result = invoke("predict", model, other, tmp_path / "out.zarr")
+        assert result.exit_code == 2
+        assert "X has 2 features" in result.stderr
+        sparse = tmp_path / "sparse.zarr"
+        zarr.create_array(sparse, shape=(10, 3), chunks=(5, 3), dtype=float)[:5] = 1.0
+        result = invoke("predict", model, sparse, tmp_path / "out.zarr")
+        assert "--missing-chunks fill" in result.stderr
+        monkeypatch.setattr(clusters, "connect", lambda **_options: nullcontext())
+        result = invoke("predict", model, sparse, tmp_path / "out.zarr", "--missing-chunks", "fill", "--quiet")
+        assert result.exit_code == 0, result.stderr
+
     def test_tables_are_sent_to_convert(self, points, targets, tmp_path):
         table = tmp_path / "weights.npy"
         np.save(table, np.ones(600))

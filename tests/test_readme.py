@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
+from distributed import LocalCluster
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
@@ -20,8 +21,11 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the points.csv that the README speaks of, after its commands have run there."""
+def folder(tmp_path_factory: pytest.TempPathFactory, cluster: LocalCluster) -> Path:
+    """A folder with the points.csv that the README speaks of, after its commands have run there.
+
+    The first that needs a cluster starts its own, the others are given one to save time.
+    """
     where = tmp_path_factory.mktemp("readme")
     points = np.random.default_rng(0).standard_normal((2000, 3))
     np.savetxt(where / "points.csv", points, delimiter=",", header="x,y,z", comments="")
@@ -30,9 +34,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *("convert", "plan", "score", "top", "sample", "score"),
         *("convert", "convert", "select", "fit", "predict"),
     ]
+    seen: set[str] = set()
     for command in commands:
         words = shlex.split(command)
         assert words[0] == "daskrr"
+        if seen and words[1] in ("score", "select", "fit", "predict"):
+            words += ["--scheduler", cluster.scheduler_address]
+        seen |= {words[1]} & {"score"}
         run = [sys.executable, "-m", "daskrr.apps.cli", *words[1:]]
         done = subprocess.run(run, cwd=where, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, done.stderr

@@ -19,7 +19,8 @@ from conftest import GENEROUS, OTHER_VERSION, WITHOUT_DASKRR, command_line_clust
 from distributed import Client, LocalCluster
 
 import daskrr
-from daskrr.engine.scheduler import Factors, _perform
+from daskrr.engine.factors import Factors
+from daskrr.engine.scheduler import _perform
 from daskrr.errors import DoesNotFit, KernelNotPositive, RidgeTooSmall, SourceUnreachable
 
 KERNEL = daskrr.kernels.Gaussian(2.0)
@@ -303,3 +304,16 @@ def test_factors__above_64_mebibytes_travel_whole(client) -> None:
     assert result.rank**2 * 8 > 64 * 2**20
     assert float(result.scores.sum().compute()) == pytest.approx(result.effective_dimension, rel=1e-9)
     assert result.summary["algebra"]["place"] == "scheduler"
+
+
+def test_algebra__works_where_workers_share_the_process():
+    X = np.random.default_rng(0).standard_normal((300, 3))
+    arguments = (X, daskrr.kernels.Gaussian(1.0), 1e-3, 40)
+    expected = daskrr.leverage_scores(*arguments, random_state=0, progress=False).scores.compute()
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None) as own,
+        Client(own),
+    ):
+        result = daskrr.leverage_scores(*arguments, random_state=0, progress=False)
+        assert result.summary["algebra"]["place"] == "scheduler"
+        np.testing.assert_array_equal(result.scores.compute(), expected)

@@ -149,6 +149,11 @@ seed_option = click.option(
 chosen_ridge_option = click.option(
     "--ridge", type=float, help="Which ridge, if several were scored; the smallest by default."
 )
+missing_chunks_option = click.option(
+    "--missing-chunks",
+    type=click.Choice(["refuse", "fill"]),
+    help="What to do about chunks that were never written; refuse by default.",
+)
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace what is there already.")
 workers_option = click.option(
     "--workers",
@@ -244,11 +249,7 @@ landmark_options = _all_of(
     click.option(
         "--dtype", type=click.Choice(["float64", "float32"]), help="Precision of kernel tiles; float64 by default."
     ),
-    click.option(
-        "--missing-chunks",
-        type=click.Choice(["refuse", "fill"]),
-        help="What to do about chunks that were never written; refuse by default.",
-    ),
+    missing_chunks_option,
     click.option("--block-rows", type=click.IntRange(min=1), help="Rows per task; chosen by default."),
 )
 model_options = _all_of(ridge_option, landmark_options)
@@ -431,6 +432,7 @@ def select(**options: Any) -> None:
 @click.argument("points", type=click.Path())
 @click.argument("output", type=click.Path())
 @click.option("--std", is_flag=True, help="Write the standard errors of the predictions too.")
+@missing_chunks_option
 @click.option("--allow-function", multiple=True, metavar="PACKAGE.MODULE:NAME", help="Function the model may import.")
 @cluster_options
 @overwrite_option
@@ -439,8 +441,8 @@ def select(**options: Any) -> None:
 @debug_option
 def predict(**options: Any) -> None:
     """Predict the rows of POINTS with MODEL, an output of daskrr fit or select, and write the result to OUTPUT."""
-    functions = options.pop("allow_function")
-    _commands().predict(**_grouped(options), functions=functions)
+    functions, missing = options.pop("allow_function"), options.pop("missing_chunks")
+    _commands().predict(**_grouped(options), functions=functions, missing_chunks=missing)
 
 
 @main.command()

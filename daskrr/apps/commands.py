@@ -307,7 +307,7 @@ def _numbers(option: str, text: str) -> list[float]:
     try:
         if ":" in text:
             first, last, count = text.split(":")
-            if int(count) < 1 or not (float(first) > 0 and float(last) > 0):
+            if int(count) < 1 or not (0 < float(first) < np.inf and 0 < float(last) < np.inf):
                 raise ValueError
             return np.geomspace(float(first), float(last), int(count)).tolist()
         return [float(part) for part in text.split(",")]
@@ -323,6 +323,7 @@ def predict(
     output: str,
     functions: Sequence[str],
     std: bool,
+    missing_chunks: str | None,
     cluster: Mapping[str, Any],
     overwrite: bool,
     as_json: bool,
@@ -332,6 +333,10 @@ def predict(
     _refuse_file(points)
     model = load(model_path, functions)
     model.progress = not quiet
+    if missing_chunks is not None:
+        model.missing_chunks = missing_chunks
+    # Mistakes should be told before a cluster is started for them.
+    model.check_rows(points)
     OutputStore(output, overwrite, PREDICTIONS)
     with _told(quiet), clusters.connect(**cluster, echo=_silence if quiet else None):
         summary = model.predict_to_zarr(points, output, return_std=std, overwrite=overwrite)

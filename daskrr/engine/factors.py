@@ -84,7 +84,7 @@ class Factors:
             roots, whitening = self._landmarks[:, -1], self._whitening
             self.landmarks = np.ascontiguousarray(self._landmarks[:, :-1])
             self.whitening = replace(whitening, inverse=whitening.inverse * roots)
-        found = Sums(inputs["G"], inputs["features"], inputs["targets"])
+        found = Sums(inputs["G"], inputs["features"], inputs["targets"], np.array(parameters["origin"]))
         if found.gram.ndim == 3:
             self.folds, found = found, found.over_folds()
         self.sums = found if self.sums is None else self.sums + found

@@ -189,6 +189,34 @@ class NumpyRows(Rows):
         return np.ascontiguousarray(self.array[start:stop])
 
 
+class ConstantRows(Rows):
+    """A column (n,) of one value, which is made where it is needed."""
+
+    def __init__(self, n_rows: int, value: float) -> None:
+        self.value, self.shape, self.dtype = value, (n_rows,), np.dtype(np.float64)
+        self.unit_rows, self.piece_bytes, self.origin = 1, 0, "NumPy array"
+
+    @property
+    def in_memory(self) -> bool:
+        """As good as."""
+        return True
+
+    def source(self, start: int, stop: int) -> bytes:
+        """How many, sealed."""
+        return seal(ConstantBlock(stop - start, self.value))
+
+
+@dataclasses.dataclass(frozen=True)
+class ConstantBlock:
+    """So many times the same value."""
+
+    n_rows: int
+    value: float
+
+    def __iter__(self) -> Iterator[NDArray]:
+        yield np.full(self.n_rows, self.value)
+
+
 class DaskRows(Rows):
     """A lazy Dask array: evaluated anew in every pass that reads it."""
 

@@ -24,7 +24,7 @@ import distributed
 import psutil
 from dask.delayed import Delayed
 from distributed.diagnostics.plugin import SchedulerPlugin
-from distributed.protocol.serialize import Serialized, merge_and_deserialize, to_serialize
+from distributed.protocol.serialize import Serialize, Serialized, merge_and_deserialize, to_serialize
 from distributed.system import MEMORY_LIMIT
 
 from daskrr.engine.factors import Factors
@@ -79,6 +79,8 @@ class FactorPlugin(SchedulerPlugin):
     ) -> dict[str, Any]:
         """Gather the inputs of a step from the workers, if it has any, and run it on the plugin's thread."""
         inputs = None
+        if run not in self.runs and step != "whiten":
+            return {"status": "gone"}
         if key is not None:
             gathered = await self.scheduler.gather([key])
             if gathered["status"] != "OK":
@@ -100,11 +102,12 @@ class FactorPlugin(SchedulerPlugin):
         factors = self.runs[run]
         return {"status": "OK", "payload": to_serialize(factors if kind == EVERYTHING else factors.payload(kind))}
 
-    async def fork(self, run: str, copy: str, owner: str) -> bool:
-        """Copy the factors of a run for another one; whether there were any."""
-        if run in self.runs:
-            self.runs[copy], self.owners[copy] = replace(self.runs[run]), owner
-        return run in self.runs
+    async def fork(self, run: str, copy: str, owner: str) -> dict[str, Any]:
+        """Copy the factors of a run for another one."""
+        if run not in self.runs:
+            return {"status": "gone"}
+        self.runs[copy], self.owners[copy] = replace(self.runs[run]), owner
+        return {"status": "OK"}
 
     async def free(self, run: str) -> None:
         """Drop the run's factors as soon as no task on the cluster can ask for them."""
@@ -134,6 +137,8 @@ class FactorPlugin(SchedulerPlugin):
 def _gathered_perform(factors: Factors, step: str, data: Any, parameters: dict[str, Any]) -> dict[str, Any]:
     if isinstance(data, Serialized):
         data = merge_and_deserialize(data.header, data.frames)
+    elif isinstance(data, Serialize):  # from a worker in this process
+        data = data.data
     return _perform(factors, step, data, parameters)
 
 
@@ -147,21 +152,31 @@ def _fetch_prefix(run: str) -> str:
 
 
 def _ask(client: Any, question: str, **arguments: Any) -> Any:
-    """Call a handler of the plugin and wait for its answer."""
-    return client.sync(getattr(client.scheduler, f"daskrr_{question}"), **arguments)
+    """Call a handler of the plugin and wait for its answer; a scheduler without the plugin answers None.
+
+    Raises
+    ------
+    SourceUnreachable
+        The client is closed, or what was asked about is no longer there.
+    """
+    running = client.status == "running"
+    answer = client.sync(getattr(client.scheduler, f"daskrr_{question}"), **arguments) if running else None
+    if "run" in arguments and (answer is None or answer.get("status") == "gone"):
+        raise _gone(arguments["run"])
+    return answer
 
 
 def fetch_factor(run: str, kind: str) -> dict[str, Any]:
     """Ask the scheduler for the factors of a run; runs as a task on a worker."""
-    return _fetched(distributed.get_client(), run, kind)
+    try:
+        client = distributed.get_client()
+    except ValueError:
+        raise _gone(run) from None
+    return _fetched(client, run, kind)
 
 
 def _fetched(client: distributed.Client, run: str, kind: str) -> Any:
-    running = client.status == "running"
-    answer = _ask(client, "fetch", run=run, kind=kind) if running else {"status": "gone"}
-    if answer["status"] != "OK":
-        raise _gone(run)
-    return answer["payload"]
+    return _ask(client, "fetch", run=run, kind=kind)["payload"]
 
 
 def _gone(run: str) -> SourceUnreachable:
@@ -274,8 +289,7 @@ class OnScheduler:
 
     def fork(self, run: str) -> "OnScheduler":
         """Have the plugin copy them."""
-        if not _ask(self.client, "fork", run=self.run, copy=run, owner=self.client.id):
-            raise _gone(self.run)
+        _ask(self.client, "fork", run=self.run, copy=run, owner=self.client.id)
         return OnScheduler(self.client, run)
 
 
@@ -312,33 +326,34 @@ class OnWorker:
     run: str
     place: str = "worker"
     _factors: list[Any] = field(default_factory=list)
+    _steps: int = 0
 
     def perform(self, step: str, handle: Any, parameters: dict[str, Any]) -> dict[str, Any]:
         """Run the step where its inputs are, and keep the factors there."""
-        earlier = self._factors[-1:]
-        done = self.executor.apply("factor", _step_on_worker, step, handle, parameters, *earlier)
-        self._factors.append(self.executor.apply("factor-kept", _first, done))
+        done = self.executor.apply("factor", _step_on_worker, step, handle, parameters, *self._factors)
+        self._steps += 1
+        self._factors = [self.executor.apply("factor-kept", _first, done)]
         return self.executor.value(self.executor.apply("factor-summary", _second, done))
 
     def payload(self, kind: str) -> Delayed:
         """A task that picks what is needed from the factors."""
         name = f"{self.run}-{kind.replace(' ', '')}"
-        return task("fetch-factor", name, len(self._factors), _pick, self._factors[-1], kind)
+        return task("fetch-factor", name, self._steps, _pick, *self._factors, kind)
 
     def fetch(self, kind: str) -> dict[str, Any]:
         """Gather it from the worker."""
-        return self.executor.value(self.executor.apply("fetch-factor-here", _pick, self._factors[-1], kind))
+        return self.executor.value(self.executor.apply("fetch-factor-here", _pick, *self._factors, kind))
 
     def bring(self) -> Factors:
         """Gather all from the worker."""
-        return self.executor.value(self._factors[-1])
+        return self.executor.value(self._factors[0])
 
     def __reduce__(self) -> tuple:
         return InProcess, (self.bring(),)
 
     def fork(self, run: str) -> "OnWorker":
         """The same futures, to which others will be added."""
-        return OnWorker(self.executor, run, _factors=self._factors[-1:])
+        return OnWorker(self.executor, run, _factors=list(self._factors))
 
 
 def _step_on_worker(

@@ -76,7 +76,13 @@ class OutputStore:
         """Write small arrays of any shape, each as one chunk."""
         group = zarr.open_group(self.path, mode="w")
         for name, values in arrays.items():
-            group.create_array(name, data=np.asarray(values), compressors=(ZstdCodec(level=1), Crc32cCodec()))
+            group.create_array(
+                name,
+                data=np.asarray(values),
+                chunks=tuple(max(1, size) for size in np.shape(values)),
+                fill_value=np.nan if np.asarray(values).dtype.kind == "f" else None,
+                compressors=(ZstdCodec(level=1), Crc32cCodec()),
+            )
 
     def commit(self, attributes: dict[str, Any]) -> None:
         """Write the attributes, then put the result in its place, unless something else has come there meanwhile."""

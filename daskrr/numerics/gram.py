@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskrr.errors import KernelNotPositive
+from daskrr.errors import InvalidData, KernelNotPositive
 from daskrr.numerics import blas, reservoir
 from daskrr.numerics.reservoir import Order, Reservoir
 from daskrr.numerics.tiles import (
@@ -72,7 +72,8 @@ class Totals:
 class Targets:
     """What is to be predicted of a block of rows, (m, t); the last feature of weighted rows is the root of a weight.
 
-    With ``n_folds`` the sums of every fold are apart, and ``folds`` (m,) says which row is in which.
+    An origin is subtracted from them already. ``folds`` (m,) says in which of ``n_folds`` each row is, if the sums of
+    folds are to be apart.
     """
 
     values: NDArray[np.float64]
@@ -199,10 +200,16 @@ def gram_block(
         float(residual.max(initial=-np.inf)),
         float(residual.min(initial=np.inf)),
     )
+    _check_moments(moments, first_row)
     if not (targets and targets.n_folds):
         gram, moments = grams[0], moments and Moments(moments.features[0], moments.targets[0])
         return GramPart(gram, Kept(residual, reader.checksum), totals, drawn, moments)
     return GramPart(grams, Kept(residual, reader.checksum), totals, drawn, moments)
+
+
+def _check_moments(moments: Moments | None, first_row: int) -> None:
+    if moments is not None and not (np.isfinite(moments.targets).all() and np.isfinite(moments.features).all()):
+        raise InvalidData(f"sums of the targets of the block of rows from {first_row} overflow. Scale y down.")
 
 
 def _no_moments(rank: int, targets: Targets, n_sums: int) -> Moments:

@@ -1,7 +1,8 @@
 """Ridge regression on the rows b of B from sums alone: everything about a fit that does not grow with n.
 
-Rows and targets enter as G = BᵀB, Bᵀ[1, Y] and [1, Y]ᵀ[1, Y], each row times the root of its weight. With an intercept,
-B and Y are centred in the sums. The ridge λ adds λ·Σw to the diagonal of G.
+Rows and targets enter as G = BᵀB, Bᵀ[1, Y] and [1, Y]ᵀ[1, Y], each row times the root of its weight. Y is taken about
+an origin amid the targets, since the squares of large numbers would drown their differences. With an intercept, B and
+Y are centred in the sums. The ridge λ adds λ·Σw to the diagonal of G.
 """
 
 from collections.abc import Sequence
@@ -10,23 +11,28 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from daskrr.errors import InvalidData
 from daskrr.numerics import blas
 from daskrr.numerics.algebra import RidgeFactor, ridge_factor, shift_of
 
 # Less than this share of the rows left over is no base for an estimate of anything.
 LEAST_SHARE_LEFT = 1e-8
 
+# Sums of squared residuals are differences of sums of squares, and known no better than to this share of them.
+RESOLUTION = 1e-14
+
 
 @dataclass(frozen=True)
 class Sums:
     """Sums over rows: G (r, r), of which the lower triangle counts, Bᵀ[1, Y] (r, 1 + t), [1, Y]ᵀ[1, Y].
 
-    Sums of folds have one more axis, the first.
+    ``origin`` (t,) was subtracted from every row of Y. Sums of folds have one more axis, the first.
     """
 
     gram: NDArray[np.float64]
     features: NDArray[np.float64]
     targets: NDArray[np.float64]
+    origin: NDArray[np.float64]
 
     @property
     def weight(self) -> float:
@@ -34,18 +40,22 @@ class Sums:
         return float(self.targets[0, 0])
 
     def __add__(self, other: "Sums") -> "Sums":
-        return Sums(self.gram + other.gram, self.features + other.features, self.targets + other.targets)
+        return Sums(
+            self.gram + other.gram, self.features + other.features, self.targets + other.targets, self.origin
+        )  # fmt: skip
 
     def __sub__(self, other: "Sums") -> "Sums":
-        return Sums(self.gram - other.gram, self.features - other.features, self.targets - other.targets)
+        return Sums(
+            self.gram - other.gram, self.features - other.features, self.targets - other.targets, self.origin
+        )  # fmt: skip
 
     def folds(self) -> "list[Sums]":
         """The sums of every fold."""
-        return [Sums(*parts) for parts in zip(self.gram, self.features, self.targets, strict=True)]
+        return [Sums(*parts, self.origin) for parts in zip(self.gram, self.features, self.targets, strict=True)]
 
     def over_folds(self) -> "Sums":
         """The sums of all folds together."""
-        return Sums(self.gram.sum(axis=0), self.features.sum(axis=0), self.targets.sum(axis=0))
+        return Sums(self.gram.sum(axis=0), self.features.sum(axis=0), self.targets.sum(axis=0), self.origin)
 
 
 @dataclass(frozen=True)
@@ -58,8 +68,8 @@ class Centred:
         (r, r) symmetric, and BᵀY (r, t).
     mean, target_mean
         (r,) and (t,), zero without an intercept.
-    target_squares
-        (t,) sums of squares of the targets.
+    target_squares, least
+        (t,) sums of squares of the targets, and the least that is known of a part of them.
     weight
         Sum of the weights.
     """
@@ -69,20 +79,23 @@ class Centred:
     mean: NDArray[np.float64]
     target_mean: NDArray[np.float64]
     target_squares: NDArray[np.float64]
+    least: NDArray[np.float64]
     weight: float
 
 
 def centre(sums: Sums, intercept: bool) -> Centred:
     """Move the sums to the means of rows and targets, if there is an intercept."""
-    total, gram = sums.weight, blas.mirror_lower(sums.gram)
-    squares = np.diagonal(sums.targets)[1:].copy()
-    mean, target_mean = np.zeros(len(gram)), np.zeros(len(squares))
-    if intercept:
-        mean, target_mean = sums.features[:, 0] / total, sums.targets[0, 1:] / total
-        gram -= total * np.outer(mean, mean)
-        squares = np.maximum(squares - total * target_mean**2, 0.0)
-    features = sums.features[:, 1:] - total * np.outer(mean, target_mean)
-    return Centred(gram, features, mean, target_mean, squares, total)
+    total, gram, origin = sums.weight, blas.mirror_lower(sums.gram), sums.origin
+    features, target_sums, squares = sums.features[:, 1:], sums.targets[0, 1:], np.diagonal(sums.targets)[1:]
+    if not intercept:
+        features = features + np.outer(sums.features[:, 0], origin)
+        squares = squares + origin * (2.0 * target_sums + total * origin)
+        return Centred(gram, features, np.zeros(len(gram)), np.zeros_like(origin), squares, RESOLUTION * squares, total)
+    mean, target_mean = sums.features[:, 0] / total, target_sums / total
+    gram -= total * np.outer(mean, mean)
+    features = features - total * np.outer(mean, target_mean)
+    centred = np.maximum(squares - total * target_mean**2, 0.0)
+    return Centred(gram, features, mean, origin + target_mean, centred, RESOLUTION * squares, total)
 
 
 @dataclass(frozen=True)
@@ -96,7 +109,7 @@ class Solution:
     intercepts
         (L, t).
     residual_squares
-        (L, t) weighted sums of squared residuals.
+        (L, t) weighted sums of squared residuals, or the least of which one can tell.
     effective_dimensions
         (L,) trace of the smoother, the intercept not counted.
     target_squares
@@ -133,17 +146,19 @@ def _solve(about: Centred, factor: RidgeFactor, ridges: Sequence[float]) -> Solu
         theta.append(one)
         intercepts.append(about.target_mean - about.mean @ one)
         # ‖y − Bθ‖² with (G + shift·I)θ = V
-        residuals.append(np.maximum(about.target_squares - np.sum(one * (V + shift * one), axis=0), 0.0))
+        residuals.append(np.maximum(about.target_squares - np.sum(one * (V + shift * one), axis=0), about.least))
     return Solution(
         np.array(theta), np.array(intercepts), np.array(residuals), factor.effective_dimensions, about.target_squares
     )  # fmt: skip
 
 
-def generalized_errors(solution: Solution, n_rows: int, intercept: bool) -> NDArray[np.float64]:
+def generalized_errors(
+    mean_squares: NDArray[np.float64], dimensions: NDArray[np.float64], n_rows: int, intercept: bool
+) -> NDArray[np.float64]:
     """GCV (L, t): the mean squared residual over the square of the share of degrees of freedom left; NaN for none."""
-    left = 1.0 - (solution.effective_dimensions + intercept) / n_rows
+    left = 1.0 - (dimensions + intercept) / n_rows
     left = np.where(left > LEAST_SHARE_LEFT, left, np.nan)
-    return solution.residual_squares / n_rows / left[:, None] ** 2
+    return mean_squares / left[:, None] ** 2
 
 
 def noise_variance(squares: NDArray[np.float64], dimension: float, n_rows: int, intercept: bool) -> NDArray[np.float64]:
@@ -153,20 +168,30 @@ def noise_variance(squares: NDArray[np.float64], dimension: float, n_rows: int, 
 
 
 def fold_errors(folds: Sums, ridges: Sequence[float], tile_dtype: np.dtype, intercept: bool) -> NDArray[np.float64]:
-    """Mean squared error (L, t) of each row predicted from the folds that it is not in, from the folds' sums alone."""
+    """Mean squared error (L, t) of each row predicted from the folds that it is not in, from the folds' sums alone.
+
+    Raises
+    ------
+    InvalidData
+        One fold has all the weight.
+    """
     whole, errors = folds.over_folds(), np.zeros((len(ridges), folds.targets.shape[-1] - 1))
-    for fold in folds.folds():
+    for number, fold in enumerate(folds.folds()):
         rest = whole - fold
-        if not rest.weight > 0:
-            continue
+        if not rest.weight > RESOLUTION * whole.weight:
+            raise InvalidData(
+                f"fold {number} of {len(folds.gram)} has all rows, or all of their weight, so that nothing is left to "
+                "predict it from. Use another scoring or random_state, or more rows."
+            )
         found = solve(rest, ridges, tile_dtype, intercept)
         gram, targets = blas.mirror_lower(fold.gram), fold.targets
-        for number, (theta, constant) in enumerate(zip(found.theta, found.intercepts, strict=True)):
+        for column, (theta, intercepts) in enumerate(zip(found.theta, found.intercepts, strict=True)):
             # Σ w·(y − b·θ − c)², in which every product of [b, 1, y] is known as a sum.
+            constant = intercepts - folds.origin
             model, weight = theta.T @ fold.features, targets[0, 0]
             squares = np.diagonal(targets)[1:] + np.sum(theta * (gram @ theta), axis=0) + weight * constant**2
             cross = np.diagonal(model[:, 1:]) + constant * (targets[0, 1:] - model[:, 0])
-            errors[number] += np.maximum(squares - 2.0 * cross, 0.0)
+            errors[column] += np.maximum(squares - 2.0 * cross, RESOLUTION * squares)
     return errors / whole.weight
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from daskrr.errors import InvalidData
 from daskrr.numerics import blas
 from daskrr.numerics.gram import clear_residual
 from daskrr.numerics.regress import Spectrum
@@ -26,6 +27,9 @@ from daskrr.numerics.tiles import (
 )
 
 F64 = np.dtype(np.float64)
+
+# Of a training row, round-off included.
+MAX_LEVERAGE = 1.01
 
 
 @dataclass(frozen=True)
@@ -73,9 +77,9 @@ class Smoother:
 
     @property
     def coefficients(self) -> NDArray[np.float64]:
-        """(r, L, t) of z."""
+        """(r, L·t) of z, all targets of a ridge side by side."""
         whole = self.spectrum.eigenvalues[:, None] + self.shifts
-        return self.spectrum.projections[:, None, :] / whole[:, :, None]
+        return np.hstack([self.spectrum.projections / one[:, None] for one in whole.T])
 
     @property
     def readings(self) -> NDArray[np.float64]:
@@ -126,20 +130,23 @@ class SmoothedRows:
 def smoothed_tiles(smoother: Smoother, pieces: Pieces, first_row: int) -> Iterator[SmoothedRows]:
     """The rows of a block, tile by tile."""
     rank, dtype = len(smoother.spectrum.eigenvalues), smoother.factors[-1].dtype
-    coefficients = smoother.coefficients.reshape(rank, -1).astype(dtype)
+    # In units of the largest, since float32 has no small numbers.
+    coefficients = smoother.coefficients
+    unit = float(np.abs(coefficients).max(initial=0.0)) or 1.0
+    coefficients = (coefficients / unit).astype(dtype)
     readings = smoother.readings.astype(dtype)
     reader = BlockReader(pieces, first_row)
     for piece in reader:
         for rows in tiles_of(piece, rank):
-            X, weights = _apart(piece[rows], smoother.weighted)
+            X, weights = with_weights(piece[rows], smoother.weighted)
             C = scratch_tile(len(X), rank, dtype)
             fill_tile(smoother.columns, X, C)
             start = reader.n_rows - len(piece) + rows.start
-            yield _smoothed(smoother, coefficients, readings, X, weights, C, start)
+            yield _smoothed(smoother, (coefficients, unit), readings, X, weights, C, start)
 
 
-def _apart(X: NDArray, weighted: bool) -> tuple[NDArray, NDArray[np.float64]]:
-    """Rows, and their weights."""
+def with_weights(X: NDArray, weighted: bool) -> tuple[NDArray, NDArray[np.float64]]:
+    """Rows X (m, d), and the weights (m,) that they may carry."""
     if not weighted:
         return np.ascontiguousarray(X), np.ones(len(X))
     return np.ascontiguousarray(X[:, :-1]), X[:, -1].astype(np.float64) ** 2
@@ -147,7 +154,7 @@ def _apart(X: NDArray, weighted: bool) -> tuple[NDArray, NDArray[np.float64]]:
 
 def _smoothed(
     smoother: Smoother,
-    coefficients: NDArray,
+    scaled: tuple[NDArray, float],
     readings: NDArray,
     X: NDArray,
     weights: NDArray[np.float64],
@@ -163,7 +170,9 @@ def _smoothed(
     if explained is None:
         explained = blas.row_norms(Z)
     Z -= about.centre.astype(Z.dtype)
-    fitted = (Z @ coefficients).reshape(len(X), len(shifts), -1) + about.target_mean
+    coefficients, unit = scaled
+    fitted = unit * (Z @ coefficients).astype(np.float64, copy=False)
+    fitted = fitted.reshape(len(X), len(shifts), len(about.target_mean)) + about.target_mean
     np.multiply(Z, Z, out=Z)
     found = (Z @ readings).astype(np.float64, copy=False)
     check_overflow(found, start)
@@ -173,7 +182,7 @@ def _smoothed(
     diagonal = weights[:, None] * own
     left = np.maximum(1.0 - diagonal, _least_left(about, shifts, weights, found[:, -1]))
     return SmoothedRows(
-        start, weights, fitted.astype(np.float64, copy=False), diagonal, weights[:, None] * square, left,
+        start, weights, fitted, diagonal, weights[:, None] * square, left,
         own + unexplained / shifts,
     )  # fmt: skip
 
@@ -242,6 +251,15 @@ def spread_block(smoother: Smoother, noise: NDArray[np.float64], pieces: Pieces,
     return np.concatenate(found)
 
 
+def _check_training(diagonal: NDArray[np.float64], first_row: int) -> None:
+    """Refuse rows that no fit can have had among its own."""
+    if len(diagonal) and diagonal.max() > MAX_LEVERAGE:
+        raise InvalidData(
+            f"row {first_row + int(diagonal.argmax())} has a leverage of {diagonal.max():.3g}, and no training row has "
+            "more than 1: give the rows and weights that the model was fitted to."
+        )
+
+
 @LEGAL_OVERFLOW
 @blas.one_thread()
 def diagnose_block(
@@ -262,6 +280,7 @@ def diagnose_block(
         residuals = rows.residuals(values)
         left_out, residuals = rows.left_out(residuals)[:, 0], residuals[:, 0]
         diagonal, w = rows.diagonal[:, :1], rows.weights[:, None]
+        _check_training(diagonal[:, 0], first_row + rows.first)
         with np.errstate(divide="ignore", invalid="ignore"):
             studentized = residuals * np.sqrt(w / (noise * rows.left[:, :1]))
             cook = rows.square[:, :1] * w * left_out**2 / (dimension * noise)

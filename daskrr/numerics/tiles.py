@@ -69,7 +69,7 @@ def check_finite(piece: NDArray, first_row: int, name: str = "the input") -> Non
     named = ", ".join(str(first_row + row) for row in bad[:5]) + (", …" if len(bad) > 5 else "")
     raise InvalidData(
         f"rows {first_row}–{first_row + len(piece) - 1} of {name} hold NaN or infinity in {len(bad)} rows: "
-        f"{named}. Remove or impute them before scoring."
+        f"{named}. Remove or impute them."
     )
 
 

@@ -34,11 +34,17 @@ class Settings:
     n_landmarks: int
     scheduler_bytes: int
     with_subset: bool = False
+    largest_tried: float = 0.0
 
     @property
     def smallest(self) -> float:
         """The ridge that decides where one must."""
         return min(self.ridges)
+
+    @property
+    def resolved(self) -> float:
+        """The ridge that must be above round-off: the largest, where those below can be left out."""
+        return max(self.smallest, self.largest_tried)
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ def whiten(run: Run, name: str, settings: Settings, chosen: Chosen) -> tuple[Nys
         diagonal = float(kernel.diagonal(np.zeros((1, d)))[0])
         # An earlier round should name a ridge that the last one finds large enough too.
         most = max(rank, min(settings.n_landmarks, n))
-        check_resolution(whitened["kernel_error"], diagonal, settings.smallest, most, dtype)
+        check_resolution(whitened["kernel_error"], diagonal, settings.resolved, most, dtype)
     pivots = landmarks.indices[whitened["pivots"]]
     sketch = NystromSketch(
         kernel, settings.ridges, settings.single, n, d, dtype, landmarks, name, place, rank, pivots,

@@ -98,12 +98,12 @@ def integer_weights(weights: NDArray[np.float64], scale: int) -> NDArray[np.int6
     return np.maximum(np.ceil(np.ldexp(weights, scale)), weights > 0).astype(np.int64)
 
 
-def check_weights(weights: NDArray[np.float64], first_row: int) -> float:
+def check_weights(weights: NDArray[np.float64], first_row: int, name: str = "sampling weight") -> float:
     """Largest of the weights (m,) of one block, all of which must be finite and non-negative."""
     bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
     if len(bad):
         raise InvalidData(
-            f"the sampling weight of row {first_row + bad[0]} is {weights[bad[0]]}; weights must be finite and not "
+            f"the {name} of row {first_row + bad[0]} is {weights[bad[0]]}; weights must be finite and not "
             f"negative ({len(bad)} rows of this block are not)."
         )
     return float(weights.max(initial=0.0))

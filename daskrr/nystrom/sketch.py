@@ -123,9 +123,13 @@ class Folds:
 
 @dataclass(frozen=True)
 class TargetRows:
-    """What is to be predicted: y, one or several per row; and the folds for which sums are kept apart, if any."""
+    """What is to be predicted: y, one or several per row, about an origin (t,).
+
+    With folds, the sums of each are kept apart.
+    """
 
     rows: Rows
+    origin: NDArray[np.float64]
     folds: Folds | None = None
 
 
@@ -134,19 +138,19 @@ def gram_task(
     dtype: np.dtype,
     draws: dict[str, Draw],
     with_gram: bool,
-    folds: Folds | None,
+    about: tuple[NDArray[np.float64], Folds | None] | None,
     payload: dict[str, Any],
     source: Any,
     start: int,
     *targets: Any,
 ) -> GramPart:
     """Pass 1 on one block, with its targets if there are any."""
-    found = _targets(targets[0], start, isinstance(kernel, Weighted), folds) if targets else None
+    found = _targets(targets[0], start, isinstance(kernel, Weighted), *about) if about else None
     return gram_block(whitener_of(payload, kernel, dtype), pieces(source), start, draws, with_gram, found)
 
 
-def _targets(source: Any, start: int, weighted: bool, folds: Folds | None) -> Targets:
-    values = read_targets(source, start)
+def _targets(source: Any, start: int, weighted: bool, origin: NDArray[np.float64], folds: Folds | None) -> Targets:
+    values = read_targets(source, start) - origin
     if folds is None:
         return Targets(values, weighted)
     return Targets(values, weighted, folds.number, folds.order.folds(folds.number, start, len(values)))
@@ -297,7 +301,8 @@ class NystromSketch:
         targets: TargetRows | None = None,
     ) -> Iterator[Delayed]:
         """The tasks of pass 1, to which ``payload`` is the factor of W."""
-        work = partial(gram_task, self.kernel, self.dtype, draws, with_gram, None if targets is None else targets.folds)
+        about = None if targets is None else (targets.origin, targets.folds)
+        work = partial(gram_task, self.kernel, self.dtype, draws, with_gram, about)
         rows = rows.anew(f"gram-{self.run}")
         name = "gram" if with_gram else "residual"
         y = None if targets is None else targets.rows.anew(f"targets-{self.run}")

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,40 @@ from daskrr.engine.scheduler import Algebra, InProcess, held
 from daskrr.errors import InvalidData
 from daskrr.kernels import Gaussian, Kernel, as_kernel
 from daskrr.regression.training import is_lazy
+
+
+def all_or_nothing(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a method leave the estimator as it was if it fails."""
+
+    @wraps(method)
+    def whole(self: Any, *arguments: Any, **options: Any) -> Any:
+        before = dict(vars(self))
+        try:
+            return method(self, *arguments, **options)
+        except BaseException:
+            _restore(self, before)
+            raise
+
+    return whole
+
+
+def without_trace(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a method leave the estimator as it was."""
+
+    @wraps(method)
+    def whole(self: Any, *arguments: Any, **options: Any) -> Any:
+        before = dict(vars(self))
+        try:
+            return method(self, *arguments, **options)
+        finally:
+            _restore(self, before)
+
+    return whole
+
+
+def _restore(estimator: Any, attributes: dict[str, Any]) -> None:
+    vars(estimator).clear()
+    vars(estimator).update(attributes)
 
 
 class SketchedEstimator(BaseEstimator):
@@ -45,6 +80,12 @@ class SketchedEstimator(BaseEstimator):
         if not hasattr(self, "_algebra"):
             raise NotFittedError(f"this {type(self).__name__} is not fitted yet, so that it has no {name}.")
         return self._algebra.fetch(kind)
+
+    def _validated(self, X: Any) -> Any:
+        """Rows to fit to: what is in memory is checked by scikit-learn, and nothing else is touched."""
+        if hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
+        return X if is_lazy(X) else validate_data(self, X, dtype=[np.float64, np.float32])
 
     def _new_rows(self, X: Any) -> Rows:
         """View rows that the fitted estimator is to be applied to."""

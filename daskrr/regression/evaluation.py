@@ -10,7 +10,7 @@ from daskrr.engine.rows import pieces
 from daskrr.engine.storage import write_block
 from daskrr.kernels import Kernel
 from daskrr.numerics.algebra import residual_error
-from daskrr.numerics.regress import Spectrum
+from daskrr.numerics.regress import RESOLUTION, Spectrum
 from daskrr.numerics.smooth import (
     LeftOutSums,
     Predictor,
@@ -19,6 +19,7 @@ from daskrr.numerics.smooth import (
     left_out_block,
     predict_block,
     spread_block,
+    with_weights,
 )
 from daskrr.nystrom.sketch import columns_of, read_targets
 
@@ -46,6 +47,32 @@ def predict_task(kernel: Kernel, payload: dict[str, Any], source: Any, start: in
     columns = columns_of(payload["landmarks"], kernel, F64)
     predictor = Predictor(columns, payload["coefficients"][0], payload["intercepts"][0])
     return predict_block(predictor, pieces(source), start)
+
+
+def score_task(
+    kernel: Kernel,
+    weighted: bool,
+    origin: NDArray[np.float64],
+    payload: dict[str, Any],
+    source: Any,
+    start: int,
+    targets: Any,
+) -> NDArray[np.float64]:
+    """Weighted sums (4, t) over rows: of 1, of targets and their squares about ``origin``, of squared residuals."""
+    X, w = with_weights(np.concatenate(list(pieces(source))), weighted)
+    y = read_targets(targets, start)
+    residuals = y - predict_task(kernel, payload, X, start)
+    y, w = y - origin, w[:, None]
+    return np.stack([np.sum(w * values, axis=0) for values in (np.ones_like(y), y, y**2, residuals**2)])
+
+
+def r_squared(sums: NDArray[np.float64]) -> float:
+    """R², averaged over targets, from the sums of all rows; for constant targets as scikit-learn has it."""
+    weight, total, squares, residuals = sums
+    spread = np.maximum(squares - total**2 / weight, 0.0)
+    constant = spread <= RESOLUTION * squares
+    found = np.where(constant, np.where(residuals <= RESOLUTION * squares, 1.0, 0.0), 0.0)
+    return float(np.mean(np.where(constant, found, 1.0 - residuals / np.where(constant, 1.0, spread))))
 
 
 def spread_task(

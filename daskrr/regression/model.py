@@ -8,9 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Self
 
-import dask.array as da
 import numpy as np
-import zarr
 from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -26,8 +24,8 @@ from daskrr.numerics.regress import noise_variance
 from daskrr.nystrom.sampling import Landmarks
 from daskrr.nystrom.sketch import NystromSketch
 from daskrr.regression.diagnostics import Diagnostics
-from daskrr.regression.estimator import SketchedEstimator, started
-from daskrr.regression.evaluation import diagnose_task, predict_task, spread_task, write_task
+from daskrr.regression.estimator import SketchedEstimator, all_or_nothing, started
+from daskrr.regression.evaluation import diagnose_task, predict_task, r_squared, score_task, spread_task, write_task
 from daskrr.regression.saving import write_model
 from daskrr.regression.training import Deviation, Trained, Training, is_lazy, take_sums
 
@@ -56,6 +54,12 @@ class Facts:
         Sum of the weights of all rows, multiplied by ``scale``.
     scale
         What makes the mean weight of the first fit 1.
+    n_counted
+        Rows with a weight above zero.
+    origin
+        (t,) what is subtracted from targets before they are summed.
+    intercept, dtype
+        Whether there is one, and in what precision tiles are.
     single
         Whether there is one target, given as a vector.
     n_targets
@@ -66,6 +70,10 @@ class Facts:
 
     weight: float
     scale: float
+    n_counted: int
+    origin: list[float]
+    intercept: bool
+    dtype: str
     single: bool
     n_targets: int
     n_landmarks: int
@@ -109,7 +117,9 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
 
     def _open(self, X: Any, y: Any, sample_weight: Any, reset: bool = True) -> Training:
         """View rows, targets and weights, checked as far as metadata tell."""
-        if not (is_lazy(X) or is_lazy(y)):
+        if is_lazy(X) or is_lazy(y):
+            X = self._validated(X) if reset else X
+        else:
             X, y = validate_data(
                 self, X, y, reset=reset, multi_output=True, y_numeric=True, dtype=[np.float64, np.float32]
             )  # fmt: skip
@@ -125,21 +135,38 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
                 f"the model was fitted to {self._facts.n_targets} target(s), and y has shape {data.targets.shape}."
             )
 
-    def _keep(self, trained: Trained, ridge: float, data: Training, deviation: Deviation | None, n_rows: int) -> None:
-        """Solve for one ridge, and set what is known then."""
-        solved = trained.perform("regress", [ridge], self.fit_intercept)
+    def _keep(
+        self, trained: Trained, ridge: float, data: Training, deviation: Deviation | None, known: Facts | None = None
+    ) -> None:
+        """Solve for one ridge, and set what is known then; ``known`` is what was known of other rows before."""
         sketch, weighed = trained.sketch, trained.data
+        intercept = bool(self.fit_intercept) if known is None else known.intercept
+        solved = trained.perform("regress", [ridge], intercept)
         self.kernel_ = weighed.unweighted(sketch.kernel)
         self._facts = Facts(
-            solved["weight"], weighed.scale, data.single, data.n_targets, len(sketch.landmarks.indices),
-            sketch.rank, sketch.kernel_error,
-        )  # fmt: skip
+            weight=solved["weight"],
+            scale=weighed.scale,
+            n_counted=weighed.n_counted + (0 if known is None else known.n_counted),
+            origin=trained.origin.tolist(),
+            intercept=intercept,
+            dtype=str(sketch.dtype),
+            single=data.single,
+            n_targets=data.n_targets,
+            n_landmarks=len(sketch.landmarks.indices),
+            rank=sketch.rank,
+            kernel_error=sketch.kernel_error,
+        )
         self._algebra, self._deviation = trained.algebra, deviation
-        self.ridge_, self.n_rows_ = float(ridge), n_rows
+        self.ridge_ = float(ridge)
+        self.n_rows_ = data.rows.n_rows + (0 if known is None else self.n_rows_)
         self.n_features_in_ = data.rows.shape[1]
         self.effective_dimension_ = float(solved["effective_dimensions"][0])
-        self.residual_squares_, self.target_squares_ = solved["residual_squares"][0], solved["target_squares"]
-        noise = noise_variance(self.residual_squares_, self.effective_dimension_, n_rows, bool(self.fit_intercept))
+        mean_weight = self._facts.weight / self.n_rows_
+        self.residual_squares_ = solved["residual_squares"][0] / mean_weight
+        self.target_squares_ = solved["target_squares"] / mean_weight
+        noise = noise_variance(
+            self.residual_squares_, self.effective_dimension_, self._facts.n_counted, intercept
+        )  # fmt: skip
         self.intercept_, self.noise_variance_ = (
             float(values[0]) if data.single else values for values in (solved["intercepts"][0], noise)
         )
@@ -148,6 +175,7 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
             factor = (1.0 + deviation.delta / shift_of(self._facts.weight, self.ridge_)) ** 2
             self.risk_inflation_ = RiskInflation(factor, deviation.failure_probability)
 
+    @all_or_nothing
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from more rows, with kernel, ridge and landmarks as they are; the first call is :meth:`fit`.
 
@@ -162,7 +190,7 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
         weighed = data.weighed(known.scale)
         options = Options(
             "uniform", certify=self._deviation is not None, failure_probability=self.failure_probability,
-            random_state=self.random_state, dtype=self.dtype, missing_chunks=self.missing_chunks,
+            random_state=self.random_state, dtype=known.dtype, missing_chunks=self.missing_chunks,
             block_rows=self.block_rows,
         )  # fmt: skip
         job = prepare(weighed.rows, weighed.kernel(self.kernel_), self.ridge_, known.n_landmarks, options)
@@ -170,7 +198,7 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
             run = started(job, report)
             trained = self._add_rows(job, run, weighed)
             deviation = self._deviation and self._deviation + trained.deviation(job.failure_probability)
-        self._keep(trained, self.ridge_, data, deviation, self.n_rows_ + data.rows.n_rows)
+        self._keep(trained, self.ridge_, data, deviation, known)
         return self
 
     def _add_rows(self, job: Job, run: Run, weighed: Any) -> Trained:
@@ -186,7 +214,7 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
             Landmarks(numbers, np.ones_like(numbers), None), f"{run.name}-fit", place, known.rank, numbers[:0],
             known.kernel_error,
         )  # fmt: skip
-        trained = take_sums(job, run, settings, weighed, sketch, payload=payload)
+        trained = take_sums(job, run, settings, weighed, sketch, np.array(known.origin), payload=payload)
         mean = trained.first.totals.diagonal / sketch.n_rows
         check_resolution(known.kernel_error, mean, self.ridge_, known.n_landmarks, settings.dtype)
         return trained
@@ -212,12 +240,22 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
         found = self._apply("predict", "smoother", known.rank, self._spread(), 2 * t, rows)
         return self._shaped(found[:, :t]), self._shaped(found[:, t:])
 
+    def check_rows(self, X: Any) -> None:
+        """Raise what :meth:`predict` would raise before it reads any of the rows X."""
+        check_is_fitted(self)
+        self._new_rows(X)
+
     def _spread(self) -> Callable[..., Any]:
         self._diagonalise()
-        return partial(spread_task, self.kernel_, self.ridge_, np.atleast_1d(self.noise_variance_))
+        return partial(spread_task, self.kernel_, self.ridge_, self._noise)
+
+    @property
+    def _noise(self) -> NDArray[np.float64]:
+        """(t,) noise variance of a row whose weight times the scale is 1."""
+        return np.atleast_1d(self.noise_variance_) * self._facts.weight / self.n_rows_
 
     def _diagonalise(self) -> None:
-        parameters = {"intercept": bool(self.fit_intercept), "ridges": [self.ridge_], "dtype": "float64"}
+        parameters = {"intercept": self._facts.intercept, "ridges": [self.ridge_], "dtype": "float64"}
         self._algebra.perform("diagonalise", None, parameters)
 
     def diagnose(self, X: Any, y: Any, sample_weight: Any = None) -> Diagnostics:
@@ -230,8 +268,8 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
         weighed = data.weighed(self._facts.scale)
         self._diagonalise()
         work = partial(
-            diagnose_task, self.kernel_, self.ridge_, weighed.weighted, np.atleast_1d(self.noise_variance_),
-            self.effective_dimension_ + bool(self.fit_intercept),
+            diagnose_task, self.kernel_, self.ridge_, weighed.weighted, self._noise,
+            self.effective_dimension_ + self._facts.intercept,
         )  # fmt: skip
         n_columns = 1 + 6 * data.n_targets
         found = self._apply("diagnose", "smoother", self._facts.rank, work, n_columns, weighed.rows, weighed.targets)
@@ -239,18 +277,20 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """R² of the predictions, averaged over targets; out of core for Dask and Zarr input."""
+        check_is_fitted(self)
         if not any(is_lazy(one) for one in (X, y, sample_weight)):
             return super().score(X, y, sample_weight)
-        predicted = da.asarray(self.predict(X))
-        predicted, y = (one.reshape(len(one), -1) for one in (predicted, _as_dask(y)))
-        if len(y) != len(predicted):
-            raise InvalidData(f"X has {len(predicted)} rows and y has {len(y)}: one target per row is needed.")
-        y = y.rechunk({0: predicted.chunks[0]})
-        w = da.ones(len(y), chunks=(y.chunks[0],)) if sample_weight is None else _as_dask(sample_weight)
-        w = w.rechunk((y.chunks[0],))[:, None]
-        mean = (w * y).sum(axis=0) / w.sum()
-        squares, total = da.compute((w * (y - predicted) ** 2).sum(axis=0), (w * (y - mean) ** 2).sum(axis=0))
-        return float(np.mean(1.0 - squares / total))
+        data = self._open(X, y, sample_weight, reset=False)
+        weighed = data.weighed()
+        name, rows, targets = uuid.uuid4().hex, weighed.rows, weighed.targets
+        run = Run(name, rows, split(rows.n_rows, block_rows(max(1, self._facts.rank), rows)), executor(name), _silent)
+        payload = held(self._algebra, "predictor", run.executor)
+        work = partial(score_task, self.kernel_, weighed.weighted, data.origin())
+        rows, targets = rows.anew(f"score-{name}"), targets.anew(f"score-targets-{name}")
+        blocks = ((b, rows.source(b.start, b.stop), targets.source(b.start, b.stop)) for b in run.blocks)
+        tasks = (task("score", name, b.index, work, payload, one, b.start, other) for b, one, other in blocks)
+        sums = sum(run.executor.values(run.collect("score", tasks)), start=np.zeros((4, 1)))
+        return r_squared(sums)
 
     def predict_to_zarr(
         self, X: Any, output: str | os.PathLike, *, return_std: bool = False, overwrite: bool = False
@@ -291,9 +331,12 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
         return {
             "kernel": self.kernel_.to_spec(),
             "ridge": self.ridge_,
-            "dtype": str(np.dtype(self.dtype)),
-            "fit_intercept": bool(self.fit_intercept),
-            "random_state": self.random_state,
+            "dtype": self._facts.dtype,
+            "fit_intercept": self._facts.intercept,
+            "random_state": None if self.random_state is None else int(self.random_state),
+            "failure_probability": float(self.failure_probability),
+            "missing_chunks": self.missing_chunks,
+            "block_rows": self.block_rows,
             "n_rows": self.n_rows_,
             "n_features": self.n_features_in_,
             "n_landmarks": self._facts.n_landmarks,
@@ -309,8 +352,10 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
 
     def save(self, path: str | os.PathLike, *, overwrite: bool = False) -> None:
         """Write the fitted model to a Zarr group: arrays and JSON, no pickles; :func:`daskrr.load` reads it."""
-        deviation = None if self._deviation is None else asdict(self._deviation)
-        about = self.summary() | {"facts": asdict(self._facts), "deviation": deviation}
+        about = self.summary() | {"facts": asdict(self._facts)}
+        about["deviation"] = None if self._deviation is None else asdict(self._deviation)
+        names = getattr(self, "feature_names_in_", None)
+        about["feature_names"] = None if names is None else [str(name) for name in names]
         write_model(path, overwrite, self._algebra.bring(), about)
 
 
@@ -320,5 +365,5 @@ def _with_unit_weights(payload: dict[str, Any]) -> dict[str, Any]:
     return payload | {"landmarks": np.column_stack([landmarks, np.ones(len(landmarks))])}
 
 
-def _as_dask(array: Any) -> da.Array:
-    return da.from_zarr(array) if isinstance(array, (str, os.PathLike, zarr.Array)) else da.asarray(array)
+def _silent(event: Any) -> None:
+    """Report nothing."""

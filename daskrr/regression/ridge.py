@@ -14,7 +14,7 @@ from daskrr.engine.scheduler import InProcess
 from daskrr.errors import InvalidParameter
 from daskrr.kernels import Kernel, from_spec
 from daskrr.nystrom.selection import resolve_kernel
-from daskrr.regression.estimator import given_kernel, started
+from daskrr.regression.estimator import all_or_nothing, given_kernel, started, without_trace
 from daskrr.regression.model import Facts, KernelRidgeModel, RiskInflation
 from daskrr.regression.saving import read_model
 from daskrr.regression.training import Deviation, Training, train
@@ -116,6 +116,7 @@ class NystromKernelRidge(KernelRidgeModel):
         self.random_state = random_state
         self.progress = progress
 
+    @all_or_nothing
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the model to rows X (n, d) with targets y, (n,) or (n, t), and weights (n,), by default all 1.
 
@@ -133,11 +134,12 @@ class NystromKernelRidge(KernelRidgeModel):
         with reporter(self.progress) as report:
             run = started(job, report)
             kernel = resolve_kernel(run, job.settings.kernel, job.scheme.seed)
-            trained = train(job, run, replace(job.settings, kernel=kernel), weighed)
+            trained = train(job, run, replace(job.settings, kernel=kernel), weighed, data.origin())
             deviation = trained.deviation(job.failure_probability) if job.certify else None
-        self._keep(trained, job.settings.ridges[0], data, deviation, data.rows.n_rows)
+        self._keep(trained, job.settings.ridges[0], data, deviation)
         return self
 
+    @without_trace
     def check(self, X: Any, y: Any, sample_weight: Any = None) -> None:
         """Raise what :meth:`fit` would raise before any long work, without a cluster and without reading rows."""
         data, kernel = self._checked(X, y, sample_weight)
@@ -168,6 +170,8 @@ def load(path: str | os.PathLike, allow_functions: Sequence[str] = ()) -> Nystro
     model = NystromKernelRidge(
         kernel, about["ridge"], about["n_landmarks"], fit_intercept=about["fit_intercept"], dtype=about["dtype"],
         certify=about["deviation"] is not None, random_state=about["random_state"],
+        failure_probability=about["failure_probability"], missing_chunks=about["missing_chunks"],
+        block_rows=about["block_rows"],
     )  # fmt: skip
     model._algebra = InProcess(factors)
     model._facts = Facts(**about["facts"])
@@ -182,4 +186,6 @@ def load(path: str | os.PathLike, allow_functions: Sequence[str] = ()) -> Nystro
     )
     model.risk_inflation_ = about["risk_inflation"] and RiskInflation(**about["risk_inflation"])
     model.n_features_in_ = about["n_features"]
+    if about["feature_names"] is not None:
+        model.feature_names_in_ = np.array(about["feature_names"], object)
     return model

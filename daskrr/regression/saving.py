@@ -49,21 +49,35 @@ def read_model(path: str | os.PathLike) -> tuple[Factors, dict[str, Any]]:
         raise InvalidData(
             f"the model has version {about.get('model_version')}, and this daskrr reads version {MODEL_VERSION}."
         )
-    arrays = {name: _read(group, name) for name in group.array_keys()}
-    landmarks = arrays["landmarks"]
+    rank, t = about["facts"]["rank"], about["facts"]["n_targets"]
+    triangle = (rank * (rank + 1) // 2,)
+    shapes = {
+        "landmarks": (rank, about["n_features"]), "inverse": triangle, "gram": triangle, "features": (rank, 1 + t),
+        "targets": (1 + t, 1 + t), "origin": (t,), "theta": (1, rank, t), "intercepts": (1, t),
+        "residual_squares": (1, t), "effective_dimensions": (1,), "target_squares": (t,),
+    }  # fmt: skip
+    arrays = {name: _read(group, name, shape) for name, shape in shapes.items()}
     for name in TRIANGLES:
-        arrays[name] = _square(arrays[name], len(landmarks))
+        arrays[name] = _square(arrays[name], rank)
     unknown = float("nan")
-    whitening = Whitening(np.arange(len(landmarks)), arrays["inverse"], unknown, about["kernel_error"], unknown)
+    whitening = Whitening(np.arange(rank), arrays["inverse"], unknown, about["kernel_error"], unknown)
     sums = Sums(**{name: arrays[name] for name in Sums.__dataclass_fields__})
-    factors = Factors(landmarks=landmarks, n_landmarks=about["n_landmarks"], whitening=whitening, sums=sums)
+    factors = Factors(landmarks=arrays["landmarks"], n_landmarks=about["n_landmarks"], whitening=whitening, sums=sums)
     factors.keep_solution(Solution(**{name: arrays[name] for name in Solution.__dataclass_fields__}))
     return factors, about
 
 
-def _read(group: zarr.Group, name: str) -> NDArray[np.float64]:
-    array: Any = group[name]
-    return np.asarray(array[...])
+def _read(group: zarr.Group, name: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    try:
+        stored: Any = group[name]
+        found = np.asarray(stored[...], np.float64)
+    except Exception as error:  # stores and codecs raise errors of many kinds
+        raise InvalidData(f"the model is damaged: {name} cannot be read, {type(error).__name__}: {error}") from None
+    if found.shape != shape or not np.isfinite(found).all():
+        raise InvalidData(
+            f"the model is damaged: {name} has shape {found.shape} where {shape} is expected, or was not written whole."
+        )
+    return found
 
 
 def _square(triangle: NDArray[np.float64], size: int) -> NDArray[np.float64]:

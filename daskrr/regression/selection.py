@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+from sklearn.utils.validation import check_is_fitted
 
 from daskrr.arguments import Job, check_ridges, prepare
 from daskrr.engine.passes import Run, task
@@ -17,13 +18,13 @@ from daskrr.engine.scheduler import held
 from daskrr.errors import CheckFailed, InvalidData, InvalidParameter, RidgeTooSmall, check_count
 from daskrr.kernels import Gaussian, Kernel, as_kernel
 from daskrr.numerics.algebra import smallest_ridge
-from daskrr.numerics.regress import Solution, generalized_errors
+from daskrr.numerics.regress import generalized_errors
 from daskrr.numerics.reservoir import Order
 from daskrr.numerics.smooth import LeftOutSums
 from daskrr.nystrom.sampling import child
 from daskrr.nystrom.selection import resolve_kernel
 from daskrr.nystrom.sketch import Folds
-from daskrr.regression.estimator import started
+from daskrr.regression.estimator import all_or_nothing, started, without_trace
 from daskrr.regression.evaluation import left_out_task
 from daskrr.regression.model import KernelRidgeModel
 from daskrr.regression.training import Trained, Training, Weighed, train
@@ -40,14 +41,14 @@ SUM_TOLERANCE = {np.dtype(np.float64): 1e-3, np.dtype(np.float32): 5e-2}
 
 @dataclass(frozen=True)
 class Candidate:
-    """One kernel: what pass 1 found, and mean squared errors (L, t) at every ridge, NaN for ridges that were left out.
+    """One kernel: what pass 1 found, if any ridge could be judged, and mean squared errors (L, t), NaN where not.
 
-    ``without_landmarks`` are the same over rows that are no landmarks, for leave-one-out.
+    ``without_landmarks`` (L,) is the mean over targets of the same over rows that are no landmarks, for leave-one-out.
     """
 
-    trained: Trained
+    trained: Trained | None
     errors: NDArray[np.float64]
-    without_landmarks: NDArray[np.float64] | None
+    without_landmarks: NDArray[np.float64]
 
     @property
     def scores(self) -> NDArray[np.float64]:
@@ -153,6 +154,7 @@ class NystromKernelRidgeCV(KernelRidgeModel):
         self.random_state = random_state
         self.progress = progress
 
+    @all_or_nothing
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Choose among the kernels and ridges, and fit the model, to rows X, targets y and weights.
 
@@ -170,13 +172,14 @@ class NystromKernelRidgeCV(KernelRidgeModel):
         with reporter(self.progress) as report:
             if self.kernels is None:
                 jobs = self._of_widths(jobs[0], weighed, started(jobs[0], report))
-            found, best, job = self._search(jobs, weighed, ridges, report)
-            deviation = best.trained.deviation(job.failure_probability) if job.certify else None
+            found, best, trained, job = self._search(jobs, weighed, data.origin(), ridges, report)
+            deviation = trained.deviation(job.failure_probability) if job.certify else None
         ridge = ridges[int(np.nanargmin(best.scores))]
-        self._keep(best.trained, ridge, data, deviation, data.rows.n_rows)
+        self._keep(trained, ridge, data, deviation)
         self.best_score_, self.cv_results_ = best.least, found
         return self
 
+    @without_trace
     def check(self, X: Any, y: Any, sample_weight: Any = None) -> None:
         """Raise what :meth:`fit` would raise before any long work, without a cluster and without reading rows."""
         data, kernels, ridges = self._checked(X, y, sample_weight)
@@ -189,12 +192,14 @@ class NystromKernelRidgeCV(KernelRidgeModel):
         if check_count("folds", self.folds) < 2 and self.scoring == "kfold":
             raise InvalidParameter("folds must be at least 2 to predict each from the others, got 1")
         ridges, _ = check_ridges(DEFAULT_RIDGES if self.ridges is None else self.ridges)
-        if self.kernels is not None and (isinstance(self.kernels, (dict, Kernel)) or not len(self.kernels)):
+        one = isinstance(self.kernels, (dict, Kernel))
+        kernels = [Gaussian("median")] if self.kernels is None else [] if one else [*self.kernels]
+        if not kernels:
             raise InvalidParameter(f"kernels must be a list of at least one kernel, got {self.kernels!r}")
         data = self._open(X, y, sample_weight)
         if data.rows.n_rows < 2:
             raise InvalidData("X has 1 sample, and at least 2 are needed to predict one from the others.")
-        return data, [as_kernel(one) for one in self.kernels or [Gaussian("median")]], ridges
+        return data, [as_kernel(kernel) for kernel in kernels], ridges
 
     def _job(self, rows: Any, kernel: Kernel, ridges: Sequence[float], n_targets: int) -> Job:
         """The run of one kernel, whose landmarks are chosen at the geometric mean of the ridges."""
@@ -211,71 +216,96 @@ class NystromKernelRidgeCV(KernelRidgeModel):
         return [replace(job, settings=replace(job.settings, kernel=weighed.kernel(one))) for one in kernels]
 
     def _search(
-        self, jobs: list[Job], weighed: Weighed, ridges: tuple[float, ...], report: Any
-    ) -> tuple[dict[str, Any], Candidate, Job]:
+        self,
+        jobs: list[Job],
+        weighed: Weighed,
+        origin: NDArray[np.float64],
+        ridges: tuple[float, ...],
+        report: Any,
+    ) -> tuple[dict[str, Any], Candidate, Trained, Job]:
         """Errors of every kernel and ridge, and the best candidate; the factors of the others are let go."""
-        best: tuple[Candidate, Job] | None = None
+        best: tuple[Candidate, Trained, Job] | None = None
         kernels: list[Kernel] = []
         errors, without_landmarks = [], []
         for number, job in enumerate(jobs, 1):
             job = replace(job, name=f"{job.name}-{number}")
-            candidate = self._try(job, weighed, ridges, partial(_numbered, report, f"kernel {number} of {len(jobs)}, "))
-            kernels.append(weighed.unweighted(candidate.trained.sketch.kernel))
+            run = started(job, partial(_numbered, report, f"kernel {number} of {len(jobs)}, "))
+            kernel = resolve_kernel(run, job.settings.kernel, job.scheme.seed)
+            kernels.append(weighed.unweighted(kernel))
+            candidate = self._try(job, run, kernel, weighed, origin, ridges)
             log.info("kernel %d of %d: %r, mean squared error %.6g", number, len(jobs), kernels[-1], candidate.least)
             errors.append(candidate.scores)
             without_landmarks.append(candidate.without_landmarks)
-            if best is None or candidate.least < best[0].least:
-                best = candidate, job
-        if best is None or not math.isfinite(best[0].least):
+            if candidate.trained is not None and (best is None or candidate.least < best[0].least):
+                best = candidate, candidate.trained, job
+        if best is None:
             raise RidgeTooSmall(
                 f"no ridge up to {max(ridges):.3g} is above round-off at any kernel. Give larger ridges."
+            )
+        if not math.isfinite(best[0].least):
+            raise InvalidData(
+                f"the error by {self.scoring} is not finite at any kernel and ridge: some row alone decides its "
+                "prediction, or y is too large to be squared. Look at the weights and targets."
             )
         _warn_of_ends(ridges, int(np.nanargmin(best[0].scores)))
         found = {
             "kernels": kernels,
             "ridges": np.array(ridges),
             "errors": np.array(errors),
-            "errors_without_landmarks": None if without_landmarks[0] is None else np.array(without_landmarks),
+            "errors_without_landmarks": np.array(without_landmarks) if self.scoring == "loo" else None,
         }
         return found, *best
 
-    def _try(self, job: Job, weighed: Weighed, ridges: tuple[float, ...], report: Any) -> Candidate:
-        """Pass 1 of one kernel, and what follows for every ridge."""
-        run = started(job, report)
-        kernel = resolve_kernel(run, job.settings.kernel, job.scheme.seed)
+    def _try(
+        self,
+        job: Job,
+        run: Run,
+        kernel: Kernel,
+        weighed: Weighed,
+        origin: NDArray[np.float64],
+        ridges: tuple[float, ...],
+    ) -> Candidate:
+        """Pass 1 of one kernel, and what follows for every ridge that round-off does not decide."""
         folds = None
         if self.scoring == "kfold":
             folds = Folds(self.folds, Order.of(child(job.scheme.seed, "folds")))
-        trained = train(job, run, replace(job.settings, kernel=kernel), weighed, folds)
+        settings = replace(job.settings, kernel=kernel, largest_tried=max(ridges))
+        errors = np.full((len(ridges), weighed.n_targets), np.nan)
+        without_landmarks = np.full(len(ridges), np.nan)
+        try:
+            trained = train(job, run, settings, weighed, origin, folds)
+        except RidgeTooSmall as error:
+            log.warning("%r is left out: %s", kernel, error)
+            return Candidate(None, errors, without_landmarks)
         sketch = trained.sketch
         mean = trained.first.totals.diagonal / sketch.n_rows
         least = smallest_ridge(sketch.kernel_error, mean, sketch.rank, sketch.dtype)
         judged = [number for number, ridge in enumerate(ridges) if ridge >= least]
         if len(judged) < len(ridges):
             log.warning("%r: ridges below %.3g are left out, since round-off would decide", kernel, least)
-        errors = np.full((len(ridges), weighed.n_targets), np.nan)
-        without_landmarks = np.full(len(ridges), np.nan) if self.scoring == "loo" else None
         if judged:
             errors[judged], apart = self._errors(trained, tuple(ridges[number] for number in judged))
-            if without_landmarks is not None and apart is not None:
-                without_landmarks[judged] = apart.mean(axis=1)
-        return Candidate(trained, errors, without_landmarks)
+            without_landmarks[judged] = apart.mean(axis=1)
+        return Candidate(trained if judged else None, errors, without_landmarks)
 
-    def _errors(
-        self, trained: Trained, ridges: tuple[float, ...]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
-        """Mean squared errors (L, t), and those over rows that are no landmarks, for leave-one-out."""
+    def _errors(self, trained: Trained, ridges: tuple[float, ...]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean squared errors (L, t), and those over rows that are no landmarks, NaN but for leave-one-out."""
         intercept = bool(self.fit_intercept)
+        if self.scoring == "loo":
+            return left_out_errors(trained, ridges, intercept)
         if self.scoring == "kfold":
-            return trained.perform("cross_validate", ridges, intercept)["errors"], None
-        if self.scoring == "gcv":
+            errors = trained.perform("cross_validate", ridges, intercept)["errors"]
+        else:
             found = trained.perform("regress", ridges, intercept)
-            solution = Solution(theta=np.empty(0), **{name: found[name] for name in _SMALL})
-            return generalized_errors(solution, trained.sketch.n_rows, intercept), None
-        return left_out_errors(trained, ridges, intercept)
+            errors = generalized_errors(
+                found["residual_squares"] / found["weight"], found["effective_dimensions"], trained.data.n_counted,
+                intercept,
+            )  # fmt: skip
+        return errors, np.full_like(errors, np.nan)
 
     def summary(self) -> dict[str, Any]:
         """What is known about the fitted model and its choice, ready for JSON."""
+        check_is_fitted(self)
         found = self.cv_results_
         selection = {
             "scoring": self.scoring,
@@ -285,9 +315,6 @@ class NystromKernelRidgeCV(KernelRidgeModel):
             "best_error": self.best_score_,
         }
         return super().summary() | {"selection": selection}
-
-
-_SMALL = ("intercepts", "residual_squares", "effective_dimensions", "target_squares")
 
 
 def left_out_errors(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from daskrr.arguments import Job
 from daskrr.engine.passes import Run, block_rows, executor, split, task
-from daskrr.engine.rows import JoinedRows, NumpyRows, Rows, open_rows, pieces
+from daskrr.engine.rows import ConstantRows, JoinedRows, Rows, open_rows, pieces
 from daskrr.engine.scheduler import Algebra
 from daskrr.errors import InvalidData
 from daskrr.growth import grow_until_tight
@@ -26,6 +26,9 @@ from daskrr.nystrom.rounds import choose_landmarks
 from daskrr.nystrom.sampling import check_weights
 from daskrr.nystrom.selection import fetch_rows, weigh
 from daskrr.nystrom.sketch import Folds, NystromSketch, TargetRows
+
+# As many targets tell where the others are.
+ORIGIN_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -73,25 +76,36 @@ class Training:
 
         One light pass checks the weights. Rows without weights have weight 1.
         """
-        weights = self.weights
+        weights, n_rows = self.weights, self.rows.n_rows
         if weights is None and scale in (None, 1.0):
-            return Weighed(self.rows, self.targets, False, 1.0)
+            return Weighed(self.rows, self.targets, False, 1.0, n_rows)
         if weights is None:
-            weights = NumpyRows(np.broadcast_to(1.0, (self.rows.n_rows,)))
-        total = _total_weight(weights)
+            weights = ConstantRows(n_rows, 1.0)
+        total, n_counted = _weight_sums(weights)
         if scale is None:
-            scale = self.rows.n_rows / total
-        return Weighed(JoinedRows(self.rows, weights, scale), self.targets, True, scale)
+            scale = n_rows / total
+        return Weighed(JoinedRows(self.rows, weights, scale), self.targets, True, scale, n_counted)
+
+    def origin(self) -> NDArray[np.float64]:
+        """(t,) somewhere amid the targets: the mean of the first few."""
+        where = executor(uuid.uuid4().hex)
+        source = self.targets.anew(f"origin-{uuid.uuid4().hex}").source(0, min(ORIGIN_ROWS, self.targets.n_rows))
+        handle = next(where.window([task("target-origin", uuid.uuid4().hex, 0, _mean_target, source)]))
+        return where.value(handle)
 
 
 @dataclass(frozen=True)
 class Weighed:
-    """Rows whose last feature is the root of a weight, if ``weighted``, and their targets."""
+    """Rows whose last feature is the root of a weight times ``scale``, if ``weighted``, and their targets.
+
+    ``n_counted`` of them have a weight above zero.
+    """
 
     rows: Rows
     targets: Rows
     weighted: bool
     scale: float
+    n_counted: int
 
     @property
     def n_targets(self) -> int:
@@ -123,20 +137,29 @@ def is_lazy(array: Any) -> bool:
     return isinstance(array, (da.Array, zarr.Array, str, os.PathLike))
 
 
-def _total_weight(weights: Rows) -> float:
+def _mean_target(source: Any) -> NDArray[np.float64]:
+    values = np.concatenate([np.asarray(piece, np.float64) for piece in pieces(source)])
+    with np.errstate(all="ignore"):
+        # What is not finite is named by pass 1, with its row.
+        return np.nan_to_num(values.reshape(len(values), -1).mean(axis=0), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _weight_sums(weights: Rows) -> tuple[float, int]:
+    """The sum of all weights, and how many are above zero."""
     name = uuid.uuid4().hex
     run = Run(name, weights, split(weights.n_rows, block_rows(1, weights)), executor(name), lambda event: None)
     source = weights.anew(f"weights-{name}")
     sources = ((b, source.source(b.start, b.stop)) for b in run.blocks)
-    total = weigh(run, (task("check-weights", name, b.index, _check_block, one, b.start) for b, one in sources)).total
-    if not total > 0:
+    weighed = weigh(run, (task("check-weights", name, b.index, _check_block, one, b.start) for b, one in sources))
+    if not weighed.total > 0:
         raise InvalidData("every sample weight is zero: there is nothing to fit.")
-    return total
+    counts = [run.executor.apply("count-weights", np.count_nonzero, one) for one in weighed.handles]
+    return weighed.total, int(sum(run.executor.values(counts)))
 
 
 def _check_block(source: Any, start: int) -> NDArray[np.float64]:
     found = np.concatenate([np.asarray(piece, np.float64) for piece in pieces(source)])
-    check_weights(found, start)
+    check_weights(found, start, "sample weight")
     return found
 
 
@@ -161,6 +184,7 @@ class Trained:
     settings: Settings
     sketch: NystromSketch
     first: FirstPass
+    origin: NDArray[np.float64]
     audit_rows: int
     seed: int
     round_number: int
@@ -188,14 +212,21 @@ def audited_rows(job: Job) -> int:
     return job.scheme.audit_rows if job.certify and job.failure_probability > 0 else 0
 
 
-def train(job: Job, run: Run, settings: Settings, data: Weighed, folds: Folds | None = None) -> Trained:
+def train(
+    job: Job,
+    run: Run,
+    settings: Settings,
+    data: Weighed,
+    origin: NDArray[np.float64],
+    folds: Folds | None = None,
+) -> Trained:
     """Choose landmarks and take the sums of rows and targets."""
     # The landmarks of the last round have an audit of their own, with rows that no round has seen.
     number = 0 if job.target is None else len(job.target.sizes)
     sketch, _ = whiten(run, f"{run.name}-fit", settings, choose(job, run, settings))
-    trained = take_sums(job, run, settings, data, sketch, folds, number)
+    trained = take_sums(job, run, settings, data, sketch, origin, folds, number)
     mean = trained.first.totals.diagonal / sketch.n_rows
-    check_resolution(sketch.kernel_error, mean, settings.smallest, sketch.rank, settings.dtype)
+    check_resolution(sketch.kernel_error, mean, settings.resolved, sketch.rank, settings.dtype)
     return trained
 
 
@@ -205,6 +236,7 @@ def take_sums(
     settings: Settings,
     data: Weighed,
     sketch: NystromSketch,
+    origin: NDArray[np.float64],
     folds: Folds | None = None,
     number: int = 0,
     payload: Any = None,
@@ -213,10 +245,10 @@ def take_sums(
     seed, audit_rows = job.scheme.seed, audited_rows(job)
     first = first_pass(
         run, sketch, audit_draws(seed, number, audit_rows), title="fit: gram",
-        targets=TargetRows(data.targets, folds), payload=payload,
+        targets=TargetRows(data.targets, origin, folds), payload=payload,
     )  # fmt: skip
-    sketch.algebra.perform("add_sums", first.gram, {"weighted": data.weighted})
-    return Trained(run, data, settings, sketch, first, audit_rows, seed, number)
+    sketch.algebra.perform("add_sums", first.gram, {"weighted": data.weighted, "origin": origin.tolist()})
+    return Trained(run, data, settings, sketch, first, origin, audit_rows, seed, number)
 
 
 def choose(job: Job, run: Run, settings: Settings) -> Chosen:

@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from daskrr.arguments import Job, prepare
 from daskrr.engine.progress import Reporter, reporter
@@ -19,8 +19,8 @@ from daskrr.nystrom.audit import audit, audit_draws
 from daskrr.nystrom.pass1 import first_pass, whiten
 from daskrr.nystrom.selection import resolve_kernel
 from daskrr.nystrom.sketch import whitener_of
-from daskrr.regression.estimator import SketchedEstimator, given_kernel, started
-from daskrr.regression.training import Deviation, audited_rows, choose, is_lazy
+from daskrr.regression.estimator import SketchedEstimator, all_or_nothing, given_kernel, started
+from daskrr.regression.training import Deviation, audited_rows, choose
 
 
 class NystromTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SketchedEstimator):
@@ -107,6 +107,7 @@ class NystromTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Sket
         self.random_state = random_state
         self.progress = progress
 
+    @all_or_nothing
     def fit(self, X: Any, y: Any = None) -> Self:
         """Choose landmarks among the rows X (n, d) and factor their kernel matrix; y is not used.
 
@@ -135,9 +136,7 @@ class NystromTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Sket
         return self
 
     def _job(self, X: Any) -> Job:
-        if not is_lazy(X):
-            X = validate_data(self, X, dtype=[np.float64, np.float32])
-        rows = open_rows(X, missing_chunks=self.missing_chunks)
+        rows = open_rows(self._validated(X), missing_chunks=self.missing_chunks)
         kernel = given_kernel(self.kernel, rows.n_rows)
         return prepare(rows, kernel, self.ridge, self.n_landmarks, self._options())
 

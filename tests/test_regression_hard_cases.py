@@ -1,0 +1,347 @@
+"""Models on targets, weights, stores and clusters that are not as one would wish."""
+
+import gc
+import json
+import shutil
+import time
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pytest
+import zarr
+from distributed import Client, LocalCluster
+from sklearn.exceptions import NotFittedError
+from strategies import as_zarr
+
+import daskrr
+from daskrr import NystromKernelRidge, NystromKernelRidgeCV, NystromTransformer
+from daskrr.errors import InvalidData, RidgeTooSmall, SourceUnreachable
+from daskrr.kernels import Gaussian, Linear
+
+KERNEL, RIDGES = Gaussian(1.0), [1e-5, 1e-4, 1e-3, 1e-2]
+
+
+def data(n=300, d=2, seed=0):
+    generator = np.random.default_rng(seed)
+    X = generator.standard_normal((n, d))
+    return X, np.sin(X[:, 0]) + generator.standard_normal(n)
+
+
+def fitted(X, y, w=None, kernel=KERNEL, ridge=1e-3, **options):
+    options = {"n_landmarks": 40, "random_state": 0} | options
+    return NystromKernelRidge(kernel, ridge, **options).fit(X, y, w)
+
+
+def selected(X, y, w=None, kernels=(KERNEL,), ridges=RIDGES, **options):
+    options = {"n_landmarks": 40, "random_state": 0} | options
+    return NystromKernelRidgeCV(list(kernels), ridges, **options).fit(X, y, w)
+
+
+# --- Targets ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset", [1e3, 1e6, 1e9, -1e9])
+def test_offset__of_the_targets_changes_the_intercept_alone(offset):
+    X, y = data()
+    plain, moved = fitted(X, y, fit_intercept=True), fitted(X, y + offset, fit_intercept=True)
+    tolerance = max(1e-9, 1e-15 * abs(offset))
+    for name in ("residual_squares_", "target_squares_", "noise_variance_"):
+        np.testing.assert_allclose(getattr(moved, name), getattr(plain, name), rtol=100 * tolerance)
+    assert moved.intercept_ == pytest.approx(plain.intercept_ + offset, rel=1e-12)
+    mean, std = plain.predict(X, return_std=True)
+    np.testing.assert_allclose(moved.predict(X) - offset, mean, atol=1e-5)
+    np.testing.assert_allclose(moved.predict(X, return_std=True)[1], std, rtol=1e-5)
+    for scoring in ("loo", "gcv", "kfold"):
+        errors = [
+            selected(X, one, scoring=scoring, fit_intercept=True).cv_results_["errors"] for one in (y, y + offset)
+        ]
+        np.testing.assert_allclose(*errors, rtol=100 * tolerance)
+    later = fitted(X[:200], y[:200] + offset, fit_intercept=True).partial_fit(X[200:], y[200:] + offset)
+    expected = fitted(X[:200], y[:200], fit_intercept=True).partial_fit(X[200:], y[200:])
+    np.testing.assert_allclose(later.residual_squares_, expected.residual_squares_, rtol=100 * tolerance)
+
+
+def test_residual_squares__are_never_below_what_can_be_told():
+    X, y = data()
+    model = fitted(X, y + 1e9)
+    actual = np.sum((y + 1e9 - model.predict(X)) ** 2)
+    assert model.residual_squares_[0] >= 0.5 * min(actual, 1e-12 * np.sum((y + 1e9) ** 2))
+    assert model.noise_variance_ > 0
+
+
+def test_targets__that_cannot_be_squared_are_named():
+    X, y = data()
+    with pytest.raises(InvalidData, match=r"overflow\. Scale y down"):
+        fitted(X, y * 1e200)
+
+
+def test_selection__names_errors_that_are_not_finite():
+    X, y = data(30)
+    w = np.ones(30)
+    w[3] = 1e20
+    with pytest.raises(InvalidData, match=r"error by loo is not finite|has all rows, or all of their weight"):
+        selected(X, y, w, fit_intercept=True, n_landmarks=10)
+
+
+def test_folds__that_leave_nothing_are_refused():
+    X, y = data(4)
+    with pytest.raises(InvalidData, match="has all rows, or all of their weight"):
+        selected(X, y, kernels=[KERNEL], n_landmarks=1, scoring="kfold", folds=2, random_state=2)
+
+
+# --- Weights ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scoring", ["loo", "gcv", "kfold"])
+def test_rows__of_weight_zero_count_for_nothing(scoring):
+    X, y = data(100)
+    w = np.where(np.arange(100) < 50, 1.0, 0.0)
+    landmarks = np.arange(0, 50, 3)
+    options = {"n_landmarks": None, "sampling": landmarks, "fit_intercept": True}
+    model, kept = fitted(X, y, w, **options), fitted(X[:50], y[:50], **options)
+    np.testing.assert_allclose(model.predict(X, return_std=True), kept.predict(X, return_std=True), rtol=1e-8)
+    found, expected = model.diagnose(X, y, w), kept.diagnose(X[:50], y[:50])
+    np.testing.assert_allclose(found.cooks_distance[:50], expected.cooks_distance, rtol=1e-7, atol=1e-15)
+    if scoring != "kfold":
+        errors = [
+            selected(*rows, scoring=scoring, **options).cv_results_["errors"] for rows in ((X, y, w), (X[:50], y[:50]))
+        ]
+        np.testing.assert_allclose(*errors, rtol=1e-7)
+
+
+@pytest.mark.parametrize("kernel", [KERNEL, Linear()], ids=repr)
+def test_landmarks__of_no_weight_leave_the_intercept(kernel):
+    X, y = data(60)
+    w = np.where(np.arange(60) < 2, 0.0, 1.0)
+    model = fitted(X, y, w, kernel, n_landmarks=None, sampling=[0, 1], fit_intercept=True, certify=False)
+    mean, std = model.predict(X, return_std=True)
+    np.testing.assert_allclose(mean, y[2:].mean(), rtol=1e-12)
+    assert np.isfinite(std).all()
+    assert np.isfinite(model.diagnose(X, y, w).cooks_distance).all()
+    assert selected(X, y, w, [kernel], n_landmarks=None, sampling=[0, 1], certify=False).score(X, y) == pytest.approx(
+        0.0, abs=0.1
+    )
+
+
+# --- Ridges -------------------------------------------------------------------------------------------
+
+
+def test_selection__goes_on_without_a_kernel_that_round_off_decides(caplog):
+    X, y = data(100)
+    model = selected(1000 * X, y, kernels=[Linear(), Gaussian(1000.0)], ridges=np.logspace(-8, 0, 9), dtype="float32")
+    assert model.kernel_ == Gaussian(1000.0)
+    assert np.isnan(model.cv_results_["errors"][0]).all()
+    assert "Linear(): ridges below" in caplog.text
+    model = selected(1e6 * X, y, kernels=[Linear(), Gaussian(1e6)], sampling="leverage", ridges=RIDGES)
+    assert "Linear() is left out" in caplog.text
+    model = selected(X, y, ridges=[1e-25, 1e-20, 1e-2])
+    assert model.ridge_ == 1e-2
+    json.dumps(model.summary(), allow_nan=False)
+
+
+# --- Scores -------------------------------------------------------------------------------------------
+
+
+def test_score__out_of_core_is_that_in_memory_on_odd_input():
+    X, y = data(60)
+    model, lazy = fitted(X, y, fit_intercept=True), da.from_array(X, chunks=(20, 2))
+    for odd in (np.full(60, 3.0), y + 1e8):
+        with np.errstate(all="ignore"):
+            expected = model.score(X, odd)
+        assert model.score(lazy, da.from_array(odd, chunks=13)) == pytest.approx(expected, rel=1e-5)
+    constant = fitted(X, np.full(60, 3.0), fit_intercept=True)
+    assert constant.score(lazy, da.from_array(np.full(60, 3.0), chunks=13)) == 1.0
+    assert model.score(lazy, y, sample_weight=2.0) == pytest.approx(model.score(X, y))
+    with pytest.raises(InvalidData, match=r"fitted to 1 target\(s\), and y has shape \(60, 3\)"):
+        model.score(lazy, da.ones((60, 3)))
+    with pytest.raises(InvalidData, match="of y hold NaN"):
+        model.score(lazy, np.where(np.arange(60) == 5, np.nan, y))
+    with pytest.raises(InvalidData, match="X has 60 rows and sample_weight has 59"):
+        model.score(lazy, y, sample_weight=np.ones(59))
+    with pytest.raises(InvalidData, match="call its compute_chunk_sizes"):
+        model.score(lazy, da.from_array(y, chunks=10)[da.from_array(y, chunks=10) > -1e9])
+
+
+# --- State --------------------------------------------------------------------------------------------
+
+
+def test_fit__that_fails_changes_nothing():
+    X, y = data(60, 3)
+    model = fitted(X, y)
+    expected = model.predict(X)
+    with pytest.raises(RidgeTooSmall, match="smallest ridge"):
+        model.set_params(ridge=1e-25).fit(X[:, :2], y)
+    np.testing.assert_array_equal(model.predict(X), expected)
+    with pytest.raises(InvalidData, match="hold NaN"):
+        model.partial_fit(da.from_array(X, chunks=(20, 3)), da.from_array(np.where(np.arange(60) == 59, np.nan, y)))
+    np.testing.assert_array_equal(model.predict(X), expected)
+    features = NystromTransformer(KERNEL, 10, random_state=0).fit(X)
+    with pytest.raises(ValueError, match="NaN"):
+        features.fit(np.full((5, 2), np.nan))
+    assert features.transform(X).shape == (60, 10)
+    fresh = NystromKernelRidge(KERNEL, 1e-3, 10)
+    fresh.check(X, y)
+    assert not hasattr(fresh, "n_features_in_")
+
+
+def test_parameters__set_after_a_fit_do_not_change_it(tmp_path):
+    X, y = data(60)
+    model = fitted(X, y + 5.0)
+    expected = model.predict(X, return_std=True)
+    model.set_params(fit_intercept=True, dtype="float32", ridge=1.0)
+    np.testing.assert_array_equal(model.predict(X, return_std=True), expected)
+    model.save(tmp_path / "model.zarr")
+    np.testing.assert_array_equal(daskrr.load(tmp_path / "model.zarr").predict(X, return_std=True), expected)
+
+
+def test_feature_names__are_those_of_the_last_fit(tmp_path):
+    X, y = data(60)
+    frame = pd.DataFrame(X, columns=["a", "b"])
+    model = fitted(frame, da.from_array(y, chunks=20))
+    assert list(model.feature_names_in_) == ["a", "b"]
+    model.save(tmp_path / "model.zarr")
+    np.testing.assert_array_equal(daskrr.load(tmp_path / "model.zarr").predict(frame), model.predict(frame))
+    model.fit(da.from_array(X), y)
+    assert not hasattr(model, "feature_names_in_")
+    model.predict(X)
+
+
+def test_unfitted__models_say_so(tmp_path):
+    for model in (NystromKernelRidge(), NystromKernelRidgeCV()):
+        for use in (lambda m: m.save(tmp_path / "m.zarr"), lambda m: m.summary(), lambda m: m.dual_coef_):
+            with pytest.raises(NotFittedError, match="not fitted yet"):
+                use(model)
+    with pytest.raises(NotFittedError, match="not fitted yet"):
+        NystromTransformer().landmarks_  # noqa: B018
+
+
+def test_seeds__of_numpy_can_be_saved(tmp_path):
+    X, y = data(60)
+    fitted(X, y, random_state=np.int64(3)).save(tmp_path / "model.zarr")
+    assert daskrr.load(tmp_path / "model.zarr").random_state == 3
+
+
+def test_load__keeps_how_certain_a_model_shall_be(tmp_path):
+    X, y = data(100)
+    model = fitted(X[:60], y[:60], failure_probability=0)
+    model.save(tmp_path / "model.zarr")
+    loaded = daskrr.load(tmp_path / "model.zarr").partial_fit(X[60:], y[60:])
+    assert loaded.risk_inflation_ == model.partial_fit(X[60:], y[60:]).risk_inflation_
+    assert loaded.risk_inflation_.failure_probability == 0
+
+
+def test_partial_fit__with_other_weights_has_the_figures_of_one_fit():
+    X, y = data(100)
+    w = np.where(np.arange(100) < 60, 1.0, 9.0)
+    options = {"n_landmarks": None, "sampling": np.arange(0, 60, 3)}
+    model, whole = (
+        fitted(X[:60], y[:60], w[:60], **options).partial_fit(X[60:], y[60:], w[60:]),
+        fitted(X, y, w, **options),
+    )
+    for name in ("residual_squares_", "target_squares_", "noise_variance_"):
+        np.testing.assert_allclose(getattr(model, name), getattr(whole, name), rtol=1e-9)
+    np.testing.assert_allclose(model.predict(X, return_std=True), whole.predict(X, return_std=True), rtol=1e-8)
+    one, other = (each.diagnose(X, y, w) for each in (model, whole))
+    np.testing.assert_allclose(one.cooks_distance, other.cooks_distance, rtol=1e-7)
+
+
+def test_diagnose__refuses_rows_that_were_not_fitted():
+    X, y = data(60)
+    model = fitted(X, y, kernel=Linear(), ridge=1e-6, n_landmarks=3)
+    with pytest.raises(InvalidData, match="give the rows and weights that the model was fitted to"):
+        model.diagnose(1e3 * X, y)
+
+
+def test_kernels__may_be_any_sequence():
+    X, y = data(60)
+    kernels = np.empty(2, object)
+    kernels[:] = [Gaussian(1.0), Gaussian(2.0)]
+    for given in (kernels, (Gaussian(1.0), {"kernel": "gaussian", "length_scale": 2.0})):
+        model = NystromKernelRidgeCV(given, RIDGES, 20, random_state=0).fit(X, y)
+        assert len(model.cv_results_["kernels"]) == 2
+
+
+def test_selection__of_tiny_targets_in_float32_is_that_of_ordinary_ones():
+    X, y = data(100)
+    ordinary, tiny = (selected(X, one, dtype="float32", ridges=[1e-3, 1e-2]) for one in (y, 1e-40 * y))
+    expected = ordinary.cv_results_["errors"] * 1e-80
+    np.testing.assert_allclose(tiny.cv_results_["errors"], expected, rtol=1e-3)
+
+
+# --- Stores -------------------------------------------------------------------------------------------
+
+
+def _missing_chunk(folder):
+    shutil.rmtree(folder / "inverse" / "c")
+
+
+def _missing_array(folder):
+    shutil.rmtree(folder / "gram")
+
+
+def _flipped_bit(folder):
+    chunk = next(path for path in (folder / "theta" / "c").rglob("*") if path.is_file())
+    content = bytearray(chunk.read_bytes())
+    content[len(content) // 2] ^= 1
+    chunk.write_bytes(bytes(content))
+
+
+def _other_shape(folder):
+    zarr.open_group(folder, mode="r+").create_array("features", data=np.ones((3, 2)), overwrite=True)
+
+
+@pytest.mark.parametrize("damage", [_missing_chunk, _missing_array, _flipped_bit, _other_shape])
+def test_load__refuses_a_damaged_model(damage, tmp_path):
+    X, y = data(60)
+    fitted(X, y).save(tmp_path / "model.zarr")
+    daskrr.load(tmp_path / "model.zarr")
+    damage(tmp_path / "model.zarr")
+    with pytest.raises(InvalidData, match="the model is damaged"):
+        daskrr.load(tmp_path / "model.zarr")
+
+
+# --- Clusters -----------------------------------------------------------------------------------------
+
+
+def runs_of(client):
+    return client.run_on_scheduler(lambda dask_scheduler: sorted(dask_scheduler.plugins["daskrr"].runs))
+
+
+def test_factors__are_freed_with_their_model(client, tmp_path):
+    X, y = data(200)
+    before = set()
+    if "daskrr" in client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.plugins)):
+        before = set(runs_of(client))
+    model = selected(as_zarr(X, (50, 2), str(tmp_path / "X")), y, kernels=[Gaussian(0.5), Gaussian(1.0)])
+    model.partial_fit(X[:50], y[:50])
+    assert len(set(runs_of(client)) - before) == 1
+    del model
+    gc.collect()
+    deadline = time.monotonic() + 60
+    while set(runs_of(client)) - before:
+        assert time.monotonic() < deadline
+
+
+def test_models__of_a_cluster_that_is_gone_say_so(tmp_path):
+    X, y = data(100)
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as own,
+        Client(own),
+    ):
+        model = fitted(X, y)
+        lazy = model.predict(da.from_array(X, chunks=(50, 2)))
+    uses = (
+        lambda: model.predict(X),
+        lambda: model.predict(X, return_std=True),
+        lambda: model.diagnose(X, y),
+        lambda: model.partial_fit(X, y),
+        lambda: model.score(X, y),
+        lambda: model.save(tmp_path / "model.zarr"),
+        lambda: model.predict_to_zarr(X, tmp_path / "out.zarr"),
+        lambda: model.landmarks_,
+        lazy.compute,
+    )
+    for use in uses:
+        with pytest.raises(SourceUnreachable, match="are gone with the scheduler that held them"):
+            use()
