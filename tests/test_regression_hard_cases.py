@@ -70,6 +70,19 @@ def test_residual_squares__are_never_below_what_can_be_told():
     assert model.noise_variance_ > 0
 
 
+@pytest.mark.parametrize("mask", [1e8, 1e15, 1e200])
+def test_targets__of_no_weight_may_be_anything(mask):
+    X, y = data(200)
+    w, masked = np.where(np.arange(200) < 20, 0.0, 1.0), np.where(np.arange(200) < 20, mask, y)
+    options = {"n_landmarks": None, "sampling": np.arange(20, 200, 5), "fit_intercept": True}
+    model, expected = fitted(X, masked, w, **options), fitted(X, y, w, **options)
+    np.testing.assert_allclose(model.predict(X, return_std=True), expected.predict(X, return_std=True), rtol=1e-9)
+    errors = [selected(X, one, w, scoring="kfold", **options).cv_results_["errors"] for one in (masked, y)]
+    np.testing.assert_allclose(*errors, rtol=1e-9)
+    found = model.score(da.from_array(X, chunks=(50, 2)), masked, sample_weight=w)
+    assert found == pytest.approx(expected.score(X, y, sample_weight=w))
+
+
 def test_targets__that_cannot_be_squared_are_named():
     X, y = data()
     with pytest.raises(InvalidData, match=r"overflow\. Scale y down"):
@@ -291,7 +304,12 @@ def _other_shape(folder):
     zarr.open_group(folder, mode="r+").create_array("features", data=np.ones((3, 2)), overwrite=True)
 
 
-@pytest.mark.parametrize("damage", [_missing_chunk, _missing_array, _flipped_bit, _other_shape])
+def _missing_attribute(folder):
+    group = zarr.open_group(folder, mode="r+")
+    group.attrs["daskrr"] = {name: value for name, value in group.attrs["daskrr"].items() if name != "ridge"}
+
+
+@pytest.mark.parametrize("damage", [_missing_attribute, _missing_chunk, _missing_array, _flipped_bit, _other_shape])
 def test_load__refuses_a_damaged_model(damage, tmp_path):
     X, y = data(60)
     fitted(X, y).save(tmp_path / "model.zarr")

@@ -62,8 +62,11 @@ def score_task(
     X, w = with_weights(np.concatenate(list(pieces(source))), weighted)
     y = read_targets(targets, start)
     residuals = y - predict_task(kernel, payload, X, start)
-    y, w = y - origin, w[:, None]
-    return np.stack([np.sum(w * values, axis=0) for values in (np.ones_like(y), y, y**2, residuals**2)])
+    # Roots first: what has no weight may be too large to be squared.
+    roots = np.sqrt(w)[:, None]
+    y, residuals = roots * (y - origin), roots * residuals
+    columns = np.broadcast_to(roots**2, y.shape), roots * y, y**2, residuals**2
+    return np.stack([values.sum(axis=0) for values in columns])
 
 
 def r_squared(sums: NDArray[np.float64]) -> float:

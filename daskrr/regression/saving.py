@@ -20,6 +20,13 @@ MODEL_VERSION = 1
 # Of these square matrices the lower triangle is all there is, and is stored row by row.
 TRIANGLES = ("inverse", "gram")
 
+# What the attributes of a model must tell.
+NEEDED = (
+    "kernel", "ridge", "n_landmarks", "kernel_error", "fit_intercept", "dtype", "facts", "deviation", "random_state",
+    "failure_probability", "missing_chunks", "block_rows", "effective_dimension", "n_rows", "n_features", "intercept",
+    "residual_squares", "target_squares", "noise_variance", "risk_inflation", "feature_names",
+)  # fmt: skip
+
 
 def write_model(path: str | os.PathLike, overwrite: bool, factors: Factors, about: dict[str, Any]) -> None:
     """Write the factors of a regression that was solved, and what is known about it."""
@@ -49,6 +56,9 @@ def read_model(path: str | os.PathLike) -> tuple[Factors, dict[str, Any]]:
         raise InvalidData(
             f"the model has version {about.get('model_version')}, and this daskrr reads version {MODEL_VERSION}."
         )
+    lacking = [name for name in NEEDED if name not in about]
+    if lacking:
+        raise InvalidData(f"the model is damaged: it does not tell its {', '.join(lacking)}.")
     rank, t = about["facts"]["rank"], about["facts"]["n_targets"]
     triangle = (rank * (rank + 1) // 2,)
     shapes = {

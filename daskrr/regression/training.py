@@ -87,11 +87,12 @@ class Training:
         return Weighed(JoinedRows(self.rows, weights, scale), self.targets, True, scale, n_counted)
 
     def origin(self) -> NDArray[np.float64]:
-        """(t,) somewhere amid the targets: the mean of the first few."""
-        where = executor(uuid.uuid4().hex)
-        source = self.targets.anew(f"origin-{uuid.uuid4().hex}").source(0, min(ORIGIN_ROWS, self.targets.n_rows))
-        handle = next(where.window([task("target-origin", uuid.uuid4().hex, 0, _mean_target, source)]))
-        return where.value(handle)
+        """(t,) somewhere amid the targets: the median of the first few that have a weight."""
+        name, stop = uuid.uuid4().hex, min(ORIGIN_ROWS, self.targets.n_rows)
+        given = (self.targets,) if self.weights is None else (self.targets, self.weights)
+        sources = [one.anew(f"origin-{number}-{name}").source(0, stop) for number, one in enumerate(given)]
+        where = executor(name)
+        return where.value(next(where.window([task("target-origin", name, 0, _middle_target, *sources)])))
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def _weight_rows(rows: Rows, sample_weight: Any, missing_chunks: str) -> Rows:
     if not is_lazy(sample_weight):
         sample_weight = np.asarray(sample_weight, np.float64)
         if sample_weight.ndim == 0:
-            sample_weight = np.full(rows.n_rows, sample_weight)
+            return ConstantRows(rows.n_rows, float(sample_weight))
     weights = open_rows(sample_weight, ndim=1, missing_chunks=missing_chunks, name="sample_weight")
     if weights.n_rows != rows.n_rows:
         raise InvalidData(f"X has {rows.n_rows} rows and sample_weight has {weights.n_rows}: one per row is needed.")
@@ -137,11 +138,14 @@ def is_lazy(array: Any) -> bool:
     return isinstance(array, (da.Array, zarr.Array, str, os.PathLike))
 
 
-def _mean_target(source: Any) -> NDArray[np.float64]:
+def _middle_target(source: Any, *weights: Any) -> NDArray[np.float64]:
+    """The median; what is not finite is left to pass 1, which names its row."""
     values = np.concatenate([np.asarray(piece, np.float64) for piece in pieces(source)])
-    with np.errstate(all="ignore"):
-        # What is not finite is named by pass 1, with its row.
-        return np.nan_to_num(values.reshape(len(values), -1).mean(axis=0), nan=0.0, posinf=0.0, neginf=0.0)
+    values = values.reshape(len(values), -1)
+    kept = np.isfinite(values).all(axis=1)
+    for one in weights:
+        kept &= np.concatenate([np.asarray(piece, np.float64) for piece in pieces(one)]) > 0
+    return np.median(values[kept], axis=0) if kept.any() else np.zeros(values.shape[1])
 
 
 def _weight_sums(weights: Rows) -> tuple[float, int]:
