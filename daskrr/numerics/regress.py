@@ -5,8 +5,10 @@ an origin amid the targets, since the squares of large numbers would drown their
 Y are centred in the sums. The ridge λ adds λ·Σw to the diagonal of G.
 """
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,11 +44,6 @@ class Sums:
     def __add__(self, other: "Sums") -> "Sums":
         return Sums(
             self.gram + other.gram, self.features + other.features, self.targets + other.targets, self.origin
-        )  # fmt: skip
-
-    def __sub__(self, other: "Sums") -> "Sums":
-        return Sums(
-            self.gram - other.gram, self.features - other.features, self.targets - other.targets, self.origin
         )  # fmt: skip
 
     def folds(self) -> "list[Sums]":
@@ -176,8 +173,10 @@ def fold_errors(folds: Sums, ridges: Sequence[float], tile_dtype: np.dtype, inte
         One fold has all the weight.
     """
     whole, errors = folds.over_folds(), np.zeros((len(ridges), folds.targets.shape[-1] - 1))
-    for number, fold in enumerate(folds.folds()):
-        rest = whole - fold
+    parts = folds.folds()
+    for number, fold in enumerate(parts):
+        # Added anew: a difference would carry the round-off of a fold that outweighs the others.
+        rest = reduce(operator.add, [part for other, part in enumerate(parts) if other != number])
         if not rest.weight > RESOLUTION * whole.weight:
             raise InvalidData(
                 f"fold {number} of {len(folds.gram)} has all rows, or all of their weight, so that nothing is left to "
