@@ -330,6 +330,7 @@ class OnWorker:
 
     def perform(self, step: str, handle: Any, parameters: dict[str, Any]) -> dict[str, Any]:
         """Run the step where its inputs are, and keep the factors there."""
+        self._check_alive()
         done = self.executor.apply("factor", _step_on_worker, step, handle, parameters, *self._factors)
         self._steps += 1
         self._factors = [self.executor.apply("factor-kept", _first, done)]
@@ -337,19 +338,26 @@ class OnWorker:
 
     def payload(self, kind: str) -> Delayed:
         """A task that picks what is needed from the factors."""
+        self._check_alive()
         name = f"{self.run}-{kind.replace(' ', '')}"
         return task("fetch-factor", name, self._steps, _pick, *self._factors, kind)
 
     def fetch(self, kind: str) -> dict[str, Any]:
         """Gather it from the worker."""
+        self._check_alive()
         return self.executor.value(self.executor.apply("fetch-factor-here", _pick, *self._factors, kind))
 
     def bring(self) -> Factors:
         """Gather all from the worker."""
+        self._check_alive()
         return self.executor.value(self._factors[0])
 
     def __reduce__(self) -> tuple:
         return InProcess, (self.bring(),)
+
+    def _check_alive(self) -> None:
+        if self.executor.client.status != "running":
+            raise _gone(self.run)
 
     def fork(self, run: str) -> "OnWorker":
         """The same futures, to which others will be added."""
