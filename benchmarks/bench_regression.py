@@ -37,6 +37,7 @@ FEATURE_BYTES = 4.5 * 2**30
 WIDTHS = np.geomspace(0.75, 6.0, 7)
 RIDGES = np.logspace(-10, -2, 17)
 SIZES = (500, 1000, 2000, 4000)
+LONG_ENOUGH = 200.0
 CHUNK_ROWS = 4096
 # Root mean squared errors in the literature, 90 % of the rows for training.
 PUBLISHED = {
@@ -143,6 +144,9 @@ def in_two_steps(
         predictions = found.predict(problem.X_test)
         seconds += time.perf_counter() - began
         yield Found(method, problem.name, size, seconds, problem.error(predictions), found.width, found.ridge)
+        if seconds > LONG_ENOUGH:
+            print(f"{problem.name}: {method} stops at {size:,} columns, which took more than {LONG_ENOUGH:.0f} s")
+            return
 
 
 def with_daskrr(problem: Problem, sizes: tuple[int, ...], folder: Path) -> Iterator[Found]:
