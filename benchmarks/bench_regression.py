@@ -37,7 +37,7 @@ FEATURE_BYTES = 4.5 * 2**30
 WIDTHS = np.geomspace(0.75, 6.0, 7)
 RIDGES = np.logspace(-10, -2, 17)
 SIZES = (500, 1000, 2000, 4000)
-LONG_ENOUGH = 200.0
+LONG_ENOUGH = 100.0
 CHUNK_ROWS = 4096
 # Root mean squared errors in the literature, 90 % of the rows for training.
 PUBLISHED = {
