@@ -52,6 +52,22 @@ class NotCertified(DaskrrError, RuntimeError):
     """An interval was asked of a result that was computed without one."""
 
 
+class StoreFailed(DaskrrError, OSError):
+    """The storage of a job refused to read or write, is full, or did not answer after several tries."""
+
+
+class DamagedRecord(DaskrrError, RuntimeError):
+    """A record of a job is truncated, changed or not a record at all."""
+
+
+class LeaseHeld(DaskrrError, RuntimeError):
+    """Another job that may still be running writes to this output."""
+
+
+class LeaseLost(DaskrrError, RuntimeError):
+    """This job no longer owns its output: another one took over, or its heartbeat could not be written in time."""
+
+
 class CheckFailed(DaskrrError, RuntimeError):
     """A post-condition of the run does not hold; nothing was published."""
 

@@ -2,8 +2,11 @@
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +16,14 @@ from distributed import Client, LocalCluster
 GENEROUS = 120
 WITHOUT_DASKRR = "import sys; sys.modules['daskrr'] = None; "
 OTHER_VERSION = "import daskrr; daskrr.__version__ = '0.0.0'; "
+# One request at a time: served by threads, two conditional requests may both find their condition met.
+S3_SERVER = """
+import sys
+from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import run_simple
+application = DomainDispatcherApplication(create_backend_app)
+run_simple("127.0.0.1", int(sys.argv[1]), application, request_handler=MotoRequestHandler)
+"""
 
 
 @pytest.fixture(scope="session")
@@ -71,3 +82,45 @@ def _stop(process: subprocess.Popen) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _answers(url: str, deadline: float) -> bool:
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return True
+        except OSError:
+            time.sleep(0.1)
+    return False
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a bucket on a server of our own; its credentials are in the environment alone."""
+    address = f"http://127.0.0.1:{_free_port()}"
+    settings = {
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret-of-the-test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": address,
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+    }
+    command = [sys.executable, "-c", S3_SERVER, address.rpartition(":")[2]]
+    log = (tmp_path_factory.mktemp("s3") / "server.log").open("wb")
+    with pytest.MonkeyPatch.context() as patch, log:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        server = subprocess.Popen(command, stdout=log, stderr=log, env=dict(os.environ))
+        try:
+            assert _answers(f"{address}/moto-api/", time.monotonic() + GENEROUS)
+            urllib.request.urlopen(urllib.request.Request(f"{address}/points", method="PUT"), timeout=GENEROUS).close()
+            yield "s3://points"
+        finally:
+            _stop(server)
