@@ -255,6 +255,8 @@ def _panel(axis: Axes, name: str, found: list[dict[str, Any]]) -> None:
                 fontsize=7.5, color=colour,
             )  # fmt: skip
     axis.set_xscale("log")
+    axis.set_xticks([10, 20, 50, 100, 200], ["10", "20", "50", "100", "200"])
+    axis.minorticks_off()
     for label, value in PUBLISHED.get(name, {}).items():
         axis.axhline(value, color="0.55", linewidth=0.9, linestyle=(0, (4, 3)), zorder=0)
         axis.annotate(
