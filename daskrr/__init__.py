@@ -17,6 +17,8 @@ _HOMES = {
     "NystromKernelRidgeCV": "daskrr.regression.selection",
     "NystromTransformer": "daskrr.regression.transformer",
     "load": "daskrr.regression.ridge",
+    "ScoreStore": "daskrr.outputs",
+    "open_scores": "daskrr.outputs",
     "RowSample": "daskrr.samples",
     "sample_rows": "daskrr.samples",
     "score_to_zarr": "daskrr.scoring",

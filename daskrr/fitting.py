@@ -13,12 +13,14 @@ import zarr
 from daskrr import __version__
 from daskrr.arguments import Job
 from daskrr.engine.passes import Run
+from daskrr.errors import CheckFailed
 from daskrr.numerics.algebra import check_resolution
 from daskrr.numerics.tiles import tile_rows
 from daskrr.nystrom.audit import Audit, audit, audit_draws, certainty_of, make_probe, probe_draw
 from daskrr.nystrom.certificates import Goal
 from daskrr.nystrom.pass1 import Chosen, FirstPass, Settings, first_pass, whiten
 from daskrr.nystrom.rounds import landmark_draw
+from daskrr.nystrom.sampling import Landmarks
 from daskrr.nystrom.selection import Weighing
 from daskrr.nystrom.sketch import NystromSketch
 from daskrr.result import LeverageResult, Proof, as_given
@@ -53,7 +55,8 @@ def fit(
         following = pace.following
         larger = len(chosen.landmarks.indices) + following
         draws |= landmark_draw(seed, pace.round + 1, following, larger, run.rows.n_rows)
-    first = first_pass(run, sketch, draws, title=pace.title)
+    keep_landmarks(run, f"landmarks-{pace.round}", chosen.landmarks)
+    first = first_pass(run, sketch, draws, title=pace.title, label=f"fit-{pace.round}")
     mean = first.totals.diagonal / sketch.n_rows
     share = check_resolution(sketch.kernel_error, mean, settings.smallest, sketch.rank, settings.dtype)
     parameters = {
@@ -70,6 +73,24 @@ def fit(
         proof = _proof(job, sketch, found, first, ridged, weighing)
     summary = _summary(job, sketch, whitened, ridged, first, share)
     return LeverageResult(run.rows, run.blocks, sketch, first.kept, run.executor, job.plan, summary, proof), first
+
+
+def keep_landmarks(run: Run, label: str, landmarks: Landmarks) -> None:
+    """Record the landmarks of a round; a run that goes on must have drawn the same.
+
+    Raises
+    ------
+    CheckFailed
+        It has not: what it was killed on rounds otherwise than what it goes on with.
+    """
+    if run.journal is None:
+        return
+    known = run.journal.once(label, lambda: {"indices": landmarks.indices, "counts": landmarks.counts})
+    if not (np.array_equal(known["indices"], landmarks.indices) and np.array_equal(known["counts"], landmarks.counts)):
+        raise CheckFailed(
+            "the landmarks that were drawn now are not those of the unfinished run: its workers had another "
+            "kind of processor or other versions of libraries. Go on where it began, or start over with --overwrite."
+        )
 
 
 def _proof(

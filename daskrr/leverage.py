@@ -10,7 +10,8 @@ from typing import Any
 
 from numpy.typing import DTypeLike
 
-from daskrr.arguments import Options, prepare
+from daskrr.arguments import Job, Options, prepare
+from daskrr.engine.journal import Journal
 from daskrr.engine.passes import Run, split
 from daskrr.engine.plan import Plan, Workers, check_fits
 from daskrr.engine.progress import Reporter, reporter
@@ -128,11 +129,15 @@ def leverage_scores(
         sampling, tolerance, absolute_tolerance, max_landmarks, score_floor, certify, failure_probability, audit_rows,
         subset_bound, rounds, replacement, epsilon, sketch_ridge, random_state, dtype, missing_chunks, block_rows,
     )  # fmt: skip
-    job = prepare(X, kernel, ridge, n_landmarks, options)
+    return score_job(prepare(X, kernel, ridge, n_landmarks, options), progress)
+
+
+def score_job(job: Job, progress: Reporter | bool | None, journal: Journal | None = None) -> LeverageResult:
+    """Everything but pass 2; with a journal, what was finished before is not done again."""
     check_fits(job.plan, Workers.of(job.executor))
     job.executor.check(job.rows)
     with reporter(progress) as report:
-        run = Run(job.name, job.rows, split(job.rows.n_rows, job.plan.block_rows), job.executor, report)
+        run = Run(job.name, job.rows, split(job.rows.n_rows, job.plan.block_rows), job.executor, report, journal)
         settings = replace(job.settings, kernel=resolve_kernel(run, job.settings.kernel, job.scheme.seed))
         if job.target is not None:
             return grow_until_tight(job, run, settings, job.target)

@@ -14,19 +14,20 @@ import zarr
 from dask.delayed import Delayed
 from numpy.typing import NDArray
 
+from daskrr.engine.journal import Journal
 from daskrr.engine.passes import Block, Executor, Run, as_array, task
 from daskrr.engine.plan import Plan
 from daskrr.engine.progress import Reporter, reporter
 from daskrr.engine.rows import Rows
-from daskrr.engine.storage import OutputStore, write_block
+from daskrr.engine.storage import OutputStore, checksum, write_block
 from daskrr.errors import CheckFailed, InvalidParameter
-from daskrr.numerics.gram import Kept, Totals
+from daskrr.numerics.gram import Totals
 from daskrr.numerics.reservoir import Reservoir
 from daskrr.numerics.score import ScoredRows
 from daskrr.nystrom.audit import Audit
 from daskrr.nystrom.certificates import Certificate, Goal, Widths, dimension_bounds, summarize, widths_of
 from daskrr.nystrom.pass1 import FirstPass
-from daskrr.nystrom.sketch import NystromSketch, Reading, html_table, score_new_rows
+from daskrr.nystrom.sketch import NystromSketch, Reading, html_table, kept_of, score_new_rows
 from daskrr.top import CERTIFIED, PLAIN, TopRows, check_top, merge_top, not_certified
 
 # Least relative difference between the sum of the scores and the effective dimension that is reported as a failure.
@@ -53,6 +54,26 @@ class Proof:
     goal: Goal
     chances: str | Sequence[Any] | None
     chance_total: float
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What was written of one block: sums of scores (L,), its highest rows, widths, and a checksum of every array."""
+
+    sums: list[float]
+    top: TopRows
+    widths: Widths | None
+    digests: dict[str, int]
+
+    def to_record(self) -> dict[str, Any]:
+        """As numbers and arrays."""
+        return vars(self) | {"top": vars(self.top), "widths": None if self.widths is None else vars(self.widths)}
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> "Receipt":
+        """What :meth:`to_record` made."""
+        widths = None if record["widths"] is None else Widths(**record["widths"])
+        return cls(record["sums"], TopRows(**record["top"]), widths, record["digests"])
 
 
 class LeverageResult:
@@ -175,11 +196,19 @@ class LeverageResult:
         tasks = list(self.score_tasks("lazy", partial(_side_by_side, self._names)))
         return as_array(f"scores-{self.sketch.run}", tasks, self.blocks, width)
 
-    def score_tasks(self, use: str, then: Callable[..., Any], more: Sequence[Any] | None = None) -> Iterator[Delayed]:
-        """The tasks of pass 2 for one use; ``then`` is called with each block's scores and first row."""
+    def score_tasks(
+        self,
+        use: str,
+        then: Callable[..., Any],
+        more: Sequence[Any] | None = None,
+        blocks: Sequence[Block] | None = None,
+    ) -> Iterator[Delayed]:
+        """The tasks of pass 2 for one use, on all blocks or some; ``then`` is called with each block's scores."""
         payload = self.sketch.algebra.payload("scorer")
         held = payload if use == "lazy" else self.executor.hold(payload)
-        return self.sketch.score_tasks(held, self.rows, self.blocks, self._kept, use, then, more)
+        blocks = self.blocks if blocks is None else blocks
+        kept = [self._kept[block.index] for block in blocks]
+        return self.sketch.score_tasks(held, self.rows, blocks, kept, use, then, more)
 
     def _all_blocks(
         self, use: str, then: Callable[..., Any], report: Reporter, more: Sequence[Any] | None = None
@@ -187,6 +216,17 @@ class LeverageResult:
         """Pass 2 over all rows: what ``then`` makes of each block, in this process."""
         run = Run(self.sketch.run, self.rows, self.blocks, self.executor, report)
         return self.executor.values(run.collect("pass 2: scores", self.score_tasks(use, then, more)))
+
+    def _receipts(self, then: Callable[..., Any], report: Reporter, journal: Journal | None) -> list[Receipt]:
+        """Pass 2 over all rows that have no receipt yet, and the receipts of all, in row order."""
+        if journal is None:
+            return self._all_blocks("store", then, report, self._weights)
+        known = journal.done("receipts")
+        missing = [block for block in self.blocks if block.start not in known]
+        run = Run(self.sketch.run, self.rows, missing, self.executor, report)
+        tasks = self.score_tasks("store", partial(_recorded, journal, then), self._weights, missing)
+        self.executor.settle(run.collect("pass 2: scores", tasks))
+        return [Receipt.from_record(journal.read("receipts", block.start)) for block in self.blocks]
 
     @cached_property
     def certificate(self) -> Certificate:
@@ -268,25 +308,36 @@ class LeverageResult:
             The scores do not add up, or the input changed since pass 1; nothing is published.
         """
         with OutputStore(path, overwrite) as output, reporter(progress) as report:
-            shape = (self.rows.n_rows,) if self.sketch.single else (self.rows.n_rows, len(self.sketch.ridges))
-            shapes = dict.fromkeys(self._names, shape) | {"residual": shape[:1]}
-            output.create(shapes, self.plan.block_rows)
-            began = time.perf_counter()
-            measurer = self._measurer if self.certified else None
-            work = partial(_write_rows, output.arrays, self.sketch.single, self.column(None), measurer)
-            sums, tops, widths = zip(*self._all_blocks("store", work, report, self._weights), strict=True)
-            totals = np.array([math.fsum(column) for column in zip(*sums, strict=True)])
-            self._check_sums(totals)
-            if self.certified:
-                self.certificate = self._summarize(widths)
-            summary = self.summary | {
-                "sum_of_scores": as_given(totals, self.sketch.single),
-                "certificate": self.certificate.to_dict() if self.certified else None,
-                "top": merge_top(tops, 10).to_records(),
-                "seconds": self.summary["seconds"] | {"pass 2": time.perf_counter() - began},
-            }
+            output.create(self.shapes, self.plan.block_rows)
+            summary, _ = self.write(output.arrays, report)
             output.commit(summary)
         return summary | {"output": output.target}
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the arrays that are stored."""
+        shape = (self.rows.n_rows,) if self.sketch.single else (self.rows.n_rows, len(self.sketch.ridges))
+        return dict.fromkeys(self._names, shape) | {"residual": shape[:1]}
+
+    def write(
+        self, arrays: dict[str, zarr.Array], report: Reporter, journal: Journal | None = None
+    ) -> tuple[dict[str, Any], list[Receipt]]:
+        """Run pass 2 into arrays of these shapes, chunked by blocks, and check what it found; summary and receipts."""
+        began = time.perf_counter()
+        measurer = self._measurer if self.certified else None
+        work = partial(_write_rows, arrays, self.sketch.single, self.column(None), measurer)
+        receipts = self._receipts(work, report, journal)
+        totals = np.array([math.fsum(column) for column in zip(*(one.sums for one in receipts), strict=True)])
+        self._check_sums(totals)
+        if self.certified:
+            self.certificate = self._summarize([one.widths for one in receipts if one.widths is not None])
+        summary = self.summary | {
+            "sum_of_scores": as_given(totals, self.sketch.single),
+            "certificate": self.certificate.to_dict() if self.certified else None,
+            "top": merge_top([one.top for one in receipts], 10).to_records(),
+            "seconds": self.summary["seconds"] | {"pass 2": time.perf_counter() - began},
+        }
+        return summary, receipts
 
     def _check_sums(self, totals: NDArray[np.float64]) -> None:
         dimensions = np.atleast_1d(self.effective_dimension)
@@ -332,8 +383,8 @@ def as_given(values: Any, single: bool) -> Any:
     return float(values[0]) if single else [float(value) for value in values]
 
 
-def _residual_column(kept: Kept) -> NDArray[np.float64]:
-    return kept.residual[:, None]
+def _residual_column(kept: Any) -> NDArray[np.float64]:
+    return kept_of(kept).residual[:, None]
 
 
 def _largest_excess(
@@ -369,8 +420,8 @@ def _write_rows(
     scored: ScoredRows,
     start: int,
     *weights: NDArray[np.float64],
-) -> tuple[list[float], TopRows, Widths | None]:
-    """Write one block of results; what comes back is a receipt: its sums, its highest rows, and its widths."""
+) -> Receipt:
+    """Write one block of results and say what was written."""
     columns = {name: getattr(scored, name) for name in arrays if name != "residual"}
     for name, values in columns.items():
         if not (np.isfinite(values).all() and (values >= 0).all() and (values <= 1).all()):
@@ -378,7 +429,17 @@ def _write_rows(
                 f"{name} of a row in the block of rows from {start} is not within [0, 1]. Nothing was published."
             )
     written = {name: values[:, 0] if single else values for name, values in columns.items()}
-    write_block(arrays, written | {"residual": scored.facts.residual}, start)
-    sums = [math.fsum(values) for values in scored.scores.T]
-    widths = None if measurer is None else measurer(scored, start, *weights)
-    return sums, _top_of_block(10, "estimate", column, scored, start), widths
+    written["residual"] = scored.facts.residual
+    write_block(arrays, written, start)
+    return Receipt(
+        sums=[math.fsum(values) for values in scored.scores.T],
+        top=_top_of_block(10, "estimate", column, scored, start),
+        widths=None if measurer is None else measurer(scored, start, *weights),
+        digests={name: checksum(values) for name, values in written.items()},
+    )
+
+
+def _recorded(journal: Journal, then: Callable[..., Receipt], scored: ScoredRows, start: int, *more: Any) -> None:
+    """Write a block, then record that it was written."""
+    receipt = then(scored, start, *more)
+    journal.write("receipts", start, receipt.to_record())

@@ -2,13 +2,17 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from daskrr.arguments import Options
 from daskrr.engine.progress import Reporter
+from daskrr.engine.rows import is_local, locate
 from daskrr.engine.storage import OutputStore, open_result, stored_column
+from daskrr.jobs import find_published, score_durably
 from daskrr.kernels import Kernel
 from daskrr.leverage import leverage_scores
 from daskrr.top import CERTIFIED, TopRows, check_top, merge_top
@@ -22,6 +26,7 @@ def score_to_zarr(
     n_landmarks: int | None = None,
     *,
     overwrite: bool = False,
+    wait: bool = False,
     progress: Reporter | bool | None = None,
     **options: Any,
 ) -> dict[str, Any]:
@@ -30,10 +35,23 @@ def score_to_zarr(
     It holds ``scores``, ``estimate`` and ``residual``, and ``lower`` and ``upper`` where they are certified. The other
     options are those of :func:`daskrr.leverage_scores`. Returns the summary that is stored with the result.
 
+    A job that is killed goes on where it was if the same call is made again, and ends with the same bits; one that is
+    done returns at once. Nothing is visible at ``output`` before all of it is there. This holds for local paths; on a
+    URL a job starts over. Dask arrays cannot be told apart, so that theirs start over too.
+
+    Parameters
+    ----------
+    overwrite
+        Replace what was scored there, with whatever parameters; it stays readable until the new scores are whole.
+    wait
+        Wait for another job that holds the output, instead of failing.
+
     Raises
     ------
     OutputExists
         Before anything runs, if ``output`` may not be written.
+    LeaseHeld
+        Another job is at work there.
 
     Examples
     --------
@@ -44,9 +62,33 @@ def score_to_zarr(
     ...     len(daskrr.top_rows(f"{folder}/scores.zarr", 3))
     3
     """
+    target = locate(output)
+    if is_local(target):
+        return score_durably(
+            X, Path(target), kernel, ridge, n_landmarks, Options(**options), overwrite=overwrite, wait=wait,
+            progress=progress,
+        )  # fmt: skip
     OutputStore(output, overwrite)
     result = leverage_scores(X, kernel, ridge, n_landmarks, progress=progress, **options)
     return result.store(output, overwrite=overwrite, progress=progress)
+
+
+def published(
+    X: Any, output: str | os.PathLike, kernel: Any, ridge: Any, n_landmarks: int | None = None, *,
+    overwrite: bool = False, **options: Any,
+) -> dict[str, Any] | None:  # fmt: skip
+    """The summary of what the same call of :func:`score_to_zarr` has published already, if it has; runs nothing.
+
+    Raises
+    ------
+    OutputExists
+        As :func:`score_to_zarr`.
+    """
+    target = locate(output)
+    if is_local(target):
+        return find_published(X, Path(target), kernel, ridge, n_landmarks, Options(**options), overwrite)
+    OutputStore(output, overwrite)
+    return None
 
 
 def top_rows(

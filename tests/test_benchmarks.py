@@ -206,6 +206,15 @@ def _points(*pairs):
     return [{"seconds": seconds, "median": width} for seconds, width in pairs]
 
 
+def test_durable(quick_report):
+    report, text = quick_report("durable")
+    _check_head(report, "durable")
+    assert "checkpoints of" in text
+    (pair,) = report["pairs"]
+    assert report["overhead"] == pair["ratio"] == pair["durable"] / pair["plain"]
+    assert report["checkpoints"]["records"] >= 4
+
+
 def test_regression(quick_report):
     report, text = quick_report("regression")
     _check_head(report, "regression")

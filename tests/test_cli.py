@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from distributed import KilledWorker, LocalCluster
 
 import daskrr
-from daskrr import arguments, errors, kernels
+from daskrr import arguments, errors, jobs, kernels
 from daskrr.apps import clusters, commands, wording
 from daskrr.apps.cli import KERNELS, main, sure_interrupts
 from daskrr.synthetic import clusters_with_outliers, planted_outliers, write_demo_store
@@ -378,6 +378,42 @@ class TestModelOptions:
         )
         assert seen[0] == {"ridge": 0.1, "workers": 1}
         assert seen[1] == seen[0] | {"ridge": [0.1, 2.0], "replacement": False, "certify": True}
+
+
+@pytest.mark.usefixtures("in_process")
+class TestJobs:
+    def test_a_finished_job_is_told_and_verified(self, points, tmp_path, monkeypatch):
+        output = tmp_path / "scores.zarr"
+        line = ["score", points, output, *MODEL, "--seed", 0, "--quiet"]
+        first = invoke(*line)
+        assert first.exit_code == 0, first.stderr
+        result = invoke("status", output)
+        assert "600 rows" in result.stdout
+        assert "free" in result.stdout
+        assert json.loads(invoke("status", output, "--json").stdout)["unfinished"] == []
+        assert "everything is as it was written" in invoke("verify", output).stdout
+        monkeypatch.setattr(clusters, "connect", lambda **_options: pytest.fail("a cluster was started"))
+        again = invoke(*line)
+        assert (again.exit_code, again.stdout) == (0, first.stdout)
+
+    def test_damage_is_told(self, points, tmp_path):
+        output = tmp_path / "scores.zarr"
+        invoke("score", points, output, *MODEL, "--seed", 0, "--quiet")
+        next(path for path in (output / "scores" / "c").rglob("*") if path.is_file()).unlink()
+        result = invoke("verify", output)
+        assert result.exit_code == 1
+        assert "scores: rows 0" in result.stdout
+        assert "1 of its parts differ" in result.stderr
+
+    def test_an_unfinished_job_is_told(self, points, tmp_path, monkeypatch):
+        output = tmp_path / "scores.zarr"
+        with monkeypatch.context() as patch:
+            patch.setattr(jobs, "_staged", lambda *_arguments: 1 / 0)
+            assert invoke("score", points, output, *MODEL, "--seed", 0, "--quiet").exit_code == 1
+        text = invoke("status", output).stdout
+        for part in ("published           nothing", "600 rows", "fit-0 1 of 1", "0 of 1", "ZeroDivisionError"):
+            assert part in text
+        assert invoke("verify", output).exit_code == 2
 
 
 @pytest.mark.usefixtures("in_process")

@@ -26,8 +26,11 @@ MAY_IMPORT = {
     "leverage": LIBRARY | {"result", "arguments", "fitting", "growth"},
     "regression": LIBRARY | {"result", "arguments", "growth"},
     "samples": LIBRARY | {"result", "arguments"},
-    "scoring": LIBRARY | {"top", "result", "leverage"},
-    "apps": LIBRARY | {"top", "result", "leverage", "scoring", "samples", "regression", "synthetic", "plots"},
+    "jobs": LIBRARY | {"result", "arguments", "leverage"},
+    "outputs": LIBRARY | {"jobs"},
+    "scoring": LIBRARY | {"top", "result", "arguments", "leverage", "jobs"},
+    "apps": LIBRARY
+    | {"top", "result", "leverage", "outputs", "scoring", "samples", "regression", "synthetic", "plots"},
     "apps.wording": {"engine.progress.duration", "top.describe_rows"},
 }
 FORBIDDEN = {

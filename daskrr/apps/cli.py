@@ -62,9 +62,13 @@ def _commands() -> Any:
     return importlib.import_module("daskrr.apps.commands")
 
 
+class Terminated(KeyboardInterrupt):
+    """Someone asked the process to end."""
+
+
 @contextmanager
 def sure_interrupts() -> Iterator[None]:
-    """Let an interrupt stop the command for certain.
+    """Let an interrupt, or a request to end, stop the command for certain.
 
     Raised while Python runs a finalizer, it would be printed and forgotten, and the job would go on. It is put off
     until the finalizer has ended.
@@ -73,12 +77,16 @@ def sure_interrupts() -> Iterator[None]:
         yield
         return
 
-    def stop(_number: int, frame: FrameType | None) -> None:
+    reasons = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
+    reason: list[type[KeyboardInterrupt]] = [KeyboardInterrupt]
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        reason[0] = reasons.get(signal.Signals(number), reason[0])
         signal.setitimer(signal.ITIMER_REAL, 0.01 if _in_finalizer(frame) else 0.0)
         if not _in_finalizer(frame):
-            raise KeyboardInterrupt
+            raise reason[0]
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGALRM)}
+    before = {number: signal.signal(number, stop) for number in (*reasons, signal.SIGALRM)}
     try:
         yield
     finally:
@@ -103,9 +111,10 @@ class Commands(click.Group):
         try:
             with sure_interrupts():
                 return super().invoke(ctx)
-        except KeyboardInterrupt:
-            click.echo("daskrr: interrupted", err=True)
-            ctx.exit(130)
+        except KeyboardInterrupt as interrupt:
+            terminated = isinstance(interrupt, Terminated)
+            click.echo(f"daskrr: {'terminated' if terminated else 'interrupted'}", err=True)
+            ctx.exit(143 if terminated else 130)
         except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
             raise
         except Exception as error:
@@ -277,7 +286,9 @@ def main() -> None:
       2    wrong usage or bad input
       3    cluster or worker problem
       4    the output exists
+      5    another job is at work on the output
       130  interrupted
+      143  terminated
     """
 
 
@@ -323,6 +334,7 @@ def convert(**options: Any) -> None:
 @model_options
 @interval_options
 @cluster_options
+@click.option("--wait", is_flag=True, help="Wait for another job that is at work on OUTPUT, instead of failing.")
 @overwrite_option
 @json_option
 @quiet_option
@@ -330,9 +342,28 @@ def convert(**options: Any) -> None:
 def score(**options: Any) -> None:
     """Score every row of the Zarr array POINTS and write the result to OUTPUT.
 
-    Without --landmarks, landmarks are added until the intervals of the scores are tight.
+    Without --landmarks, landmarks are added until the intervals of the scores are tight. A job that was stopped goes on
+    where it was if the same line is run again; one that is done is left as it is.
     """
     _commands().score(**_grouped(options))
+
+
+@main.command()
+@click.argument("output", type=click.Path())
+@json_option
+@debug_option
+def status(**options: Any) -> None:
+    """Tell where the job of OUTPUT is, whether it runs here, elsewhere or no more."""
+    _commands().status(**options)
+
+
+@main.command()
+@click.argument("output", type=click.Path())
+@json_option
+@debug_option
+def verify(**options: Any) -> None:
+    """Read the scores in OUTPUT again and compare them with the checksums taken when they were written."""
+    _commands().verify(**options)
 
 
 @main.command()

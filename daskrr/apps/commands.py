@@ -19,7 +19,7 @@ import numpy as np
 import zarr
 from distributed.comm.core import CommClosedError
 
-from daskrr import errors, kernels, plots, samples, scoring, synthetic
+from daskrr import errors, kernels, outputs, plots, samples, scoring, synthetic
 from daskrr.apps import clusters, wording
 from daskrr.apps import convert as conversion
 from daskrr.engine.storage import OutputStore
@@ -33,6 +33,8 @@ from daskrr.regression.selection import NystromKernelRidgeCV
 # The first class that fits decides; whatever is not listed is a failed run.
 _EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (errors.OutputExists, 4),
+    (errors.LeaseHeld, 5),
+    (errors.LeaseLost, 5),
     (errors.InvalidParameter, 2),
     (errors.InvalidData, 2),
     (errors.NotCertified, 2),
@@ -107,18 +109,35 @@ def score(
     kernel: Mapping[str, Any],
     model: Mapping[str, Any],
     cluster: Mapping[str, Any],
+    wait: bool,
     overwrite: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
     """Run ``daskrr score``."""
     chosen, arguments = make_kernel(kernel), _arguments(points, model)
-    # Mistakes should be told before a cluster is started for them.
+    # Mistakes should be told, and finished work found, before a cluster is started.
     make_plan(points, chosen, **arguments)
-    OutputStore(output, overwrite)
-    with _told(quiet), clusters.connect(**cluster, echo=_silence if quiet else None):
-        summary = scoring.score_to_zarr(points, output, chosen, overwrite=overwrite, progress=not quiet, **arguments)
+    summary = scoring.published(points, output, chosen, overwrite=overwrite, **arguments)
+    if summary is None:
+        with _told(quiet), clusters.connect(**cluster, echo=_silence if quiet else None):
+            summary = scoring.score_to_zarr(
+                points, output, chosen, overwrite=overwrite, wait=wait, progress=not quiet, **arguments
+            )
     _emit(summary, as_json, wording.scores)
+
+
+def status(output: str, as_json: bool) -> None:
+    """Run ``daskrr status``."""
+    _emit(outputs.status(output), as_json, wording.status)
+
+
+def verify(output: str, as_json: bool) -> None:
+    """Run ``daskrr verify``."""
+    damage = outputs.verify(output)
+    _emit({"output": output, "damage": damage}, as_json, wording.verification)
+    if damage:
+        raise errors.CheckFailed(f"{output} is not what was written: {len(damage)} of its parts differ")
 
 
 def _silence(line: str) -> None:

@@ -1,6 +1,7 @@
 """Results in words: every function takes the summary that a command would print as JSON and gives its text."""
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -110,6 +111,49 @@ def advice(summary: Summary) -> list[str]:
     elif wide and verdict is None:
         lines.append("For narrower intervals, use more --landmarks, a larger --ridge, or --tolerance to find how many.")
     return [" ".join(lines)] if lines else []
+
+
+def status(summary: Summary) -> str:
+    """What is published, what is under way, and by whom."""
+    published, lease = summary["published"], summary["lease"]
+    pairs = [
+        ("output", summary["output"]),
+        ("published", "nothing" if published is None else f"{published['rows']:,} rows ({published['generation']})"),
+        ("lease", "free" if lease is None or not lease["held"] else _holder(lease)),
+    ]
+    for one in summary["unfinished"]:
+        pairs += _unfinished(one)
+    return _table(pairs)
+
+
+def _holder(lease: Mapping[str, Any]) -> str:
+    fate = "which is gone" if lease["dead"] else f"heartbeat {lease['beat']}"
+    return f"held by process {lease['pid']} on {lease['host']} since {lease['since']}, {fate}"
+
+
+def _unfinished(one: Mapping[str, Any]) -> Pairs:
+    sums = ", ".join(f"{label} {count} of {one['superblocks']}" for label, count in one["summed"].items())
+    pairs = [
+        ("unfinished", f"{one['rows']:,} rows ({one['generation']})"),
+        ("superblocks summed", sums or "none"),
+        ("blocks scored", f"{one['scored']:,} of {one['blocks']:,}"),
+    ]
+    if one["progress"] is not None:
+        pairs.append(("last seen", _noted(one["progress"])))
+    return [*pairs, ("last error", one["error"])] if one["error"] else pairs
+
+
+def _noted(event: Mapping[str, Any]) -> str:
+    ago = duration(max(0.0, time.time() - event["at"]))
+    left = event["seconds"] * (event["total"] - event["done"]) / event["done"] if event["done"] else None
+    rate = f", {event['rows'] / event['seconds']:,.0f} rows/s" if event["rows"] and event["seconds"] > 0 else ""
+    rest = "" if left is None else f", {duration(left)} left"
+    return f"{event['stage']}, {event['done']} of {event['total']} blocks{rate}{rest} ({ago} ago)"
+
+
+def verification(summary: Summary) -> str:
+    """Whether everything is as it was written."""
+    return "\n".join(summary["damage"]) or "everything is as it was written"
 
 
 def top(summary: Summary) -> str:

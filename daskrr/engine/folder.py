@@ -55,7 +55,7 @@ class Folder:
         if not _exists(path + VERSIONS):
             with _written(path, frame) as temporary:
                 os.replace(temporary, path)
-                _sync(os.path.dirname(path))
+                sync_folder(os.path.dirname(path))
         # Looked at again: whoever makes the first version reads the file only after this folder is there.
         while _exists(path + VERSIONS):
             number, identity = self._current_version(name)
@@ -132,7 +132,7 @@ class Folder:
         with _written(path, frame) as temporary:
             if not _link_new(temporary, target):
                 return _identity(target) == frame.identity
-            _sync(path + VERSIONS)
+            sync_folder(path + VERSIONS)
         if number > 1 and not _follows(_numbered(path, number - 1), follows):
             _remove(target)
             return False
@@ -257,10 +257,10 @@ def _make_folder(folder: str) -> None:
     _make_folder(above)
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder)
-    _sync(above)
+    sync_folder(above)
 
 
-def _sync(folder: str) -> None:
+def sync_folder(folder: str | os.PathLike) -> None:
     """Make the names in a folder durable, where the file system can."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -307,4 +307,4 @@ def _discard(entries: list[os.DirEntry[str]]) -> None:
                 os.rename(entry.path, aside)
             shutil.rmtree(aside, ignore_errors=True)
     if entries:
-        _sync(os.path.dirname(entries[0].path))
+        sync_folder(os.path.dirname(entries[0].path))

@@ -26,6 +26,7 @@ from dask.delayed import Delayed, delayed
 from dask.highlevelgraph import HighLevelGraph
 
 from daskrr import __version__
+from daskrr.engine.journal import Journal
 from daskrr.engine.opaque import call_sealed, seal
 from daskrr.engine.progress import Reporter, Stage
 from daskrr.engine.rows import Rows, check_reachable, has_no_path, is_process_bound
@@ -42,6 +43,9 @@ ROWS_PER_LANDMARK = 8
 FLOPS_PER_DECODED_BYTE = 1000
 
 SECONDS_BETWEEN_COUNTS = 2.0
+
+# Rows of a superblock: enough that writing its p × p sum costs little beside making it.
+SUPERBLOCK_ROWS = 65_536
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,21 @@ def split(n_rows: int, height: int) -> list[Block]:
     """Cut ``n_rows`` into blocks of ``height`` rows; the last may be shorter."""
     starts = range(0, n_rows, height)
     return [Block(i, start, min(start + height, n_rows)) for i, start in enumerate(starts)]
+
+
+@dataclass(frozen=True)
+class Superblock:
+    """Consecutive blocks whose sums are kept together."""
+
+    index: int
+    blocks: tuple[Block, ...]
+
+
+def superblocks(blocks: Sequence[Block]) -> list[Superblock]:
+    """Group blocks of equal height; boundaries depend on that alone, never on how many blocks there are."""
+    each = max(1, -(-SUPERBLOCK_ROWS // blocks[0].n_rows)) if blocks else 1
+    starts = range(0, len(blocks), each)
+    return [Superblock(number, tuple(blocks[start : start + each])) for number, start in enumerate(starts)]
 
 
 def task(name: str, run: str, index: int, function: Callable, *arguments: Any) -> Delayed:
@@ -131,13 +150,17 @@ class Executor(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its name, the rows and their blocks, where tasks are executed, and who is told of progress."""
+    """One run: its name, the rows and their blocks, where tasks are executed, and who is told of progress.
+
+    With a journal, what is finished is recorded, and what was recorded is not done again.
+    """
 
     name: str
     rows: Rows
     blocks: list[Block]
     executor: Executor
     report: Reporter
+    journal: Journal | None = None
 
     def collect(self, title: str, tasks: Iterable[Delayed]) -> list[Any]:
         """Run one task per block under a title that people see; a handle of each result, in block order."""

@@ -8,6 +8,7 @@ not a result.
 import os
 import shutil
 import uuid
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -54,23 +55,11 @@ class OutputStore:
     def create(
         self, shapes: Mapping[str, tuple[int, ...]], chunk_rows: int, second: str = "ridge", **dtypes: str
     ) -> None:
-        """Create the named arrays, one chunk per block; float64 unless said otherwise, ``second`` names columns."""
+        """Create the named arrays; see :func:`create_arrays`."""
         try:
-            group = zarr.open_group(self.path, mode="w")
+            self.arrays = create_arrays(self.path, shapes, chunk_rows, second, **dtypes)
         except OSError as error:
             raise InvalidParameter(f"cannot create {redact(self.target)}: {error}") from None
-        self.arrays = {
-            name: group.create_array(
-                name,
-                shape=shape,
-                chunks=(min(chunk_rows, shape[0]), *shape[1:]),
-                dtype=dtypes.get(name, "float64"),
-                fill_value=-1 if name in dtypes else np.nan,
-                compressors=(ZstdCodec(level=1), Crc32cCodec()),
-                dimension_names=("row", second)[: len(shape)],
-            )
-            for name, shape in shapes.items()
-        }
 
     def write(self, arrays: Mapping[str, NDArray]) -> None:
         """Write small arrays of any shape, each as one chunk."""
@@ -94,6 +83,34 @@ class OutputStore:
         if self.local:
             publish(Path(self.path), Path(self.target))
         self.committed = True
+
+
+def checksum(values: NDArray) -> int:
+    """Of the bytes of an array in row order."""
+    return zlib.crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+
+
+def create_arrays(
+    path: str | os.PathLike,
+    shapes: Mapping[str, tuple[int, ...]],
+    chunk_rows: int,
+    second: str = "ridge",
+    **dtypes: str,
+) -> dict[str, zarr.Array]:
+    """A group with named arrays, one chunk per block; float64 unless said otherwise, ``second`` names columns."""
+    group = zarr.open_group(path, mode="w")
+    return {
+        name: group.create_array(
+            name,
+            shape=shape,
+            chunks=(min(chunk_rows, shape[0]), *shape[1:]),
+            dtype=dtypes.get(name, "float64"),
+            fill_value=-1 if name in dtypes else np.nan,
+            compressors=(ZstdCodec(level=1), Crc32cCodec()),
+            dimension_names=("row", second)[: len(shape)],
+        )
+        for name, shape in shapes.items()
+    }
 
 
 def publish(new: Path, target: Path) -> None:

@@ -1,7 +1,8 @@
 """Pass 1 on one block of rows: kernel columns, rows of B, their Gram matrix, residuals, and rows drawn by these."""
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,24 @@ class GramPart:
     totals: Totals
     drawn: dict[str, Reservoir]
     moments: Moments | None = None
+
+    def to_record(self) -> dict[str, Any]:
+        """The sums as numbers and arrays, of the symmetric matrix one triangle."""
+        return {
+            "triangle": self.gram[np.tril_indices(len(self.gram))],
+            "totals": asdict(self.totals),
+            "drawn": {name: vars(one) for name, one in self.drawn.items()},
+        }
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> "GramPart":
+        """What :meth:`to_record` made."""
+        triangle = record["triangle"]
+        rank = (math.isqrt(8 * len(triangle) + 1) - 1) // 2
+        gram = np.zeros((rank, rank))
+        gram[np.tril_indices(rank)] = triangle
+        drawn = {name: Reservoir(**one) for name, one in record["drawn"].items()}
+        return cls(gram, None, Totals(**record["totals"]), drawn)
 
     def __sizeof__(self) -> int:
         kept = 0 if self.kept is None else self.kept.__sizeof__()

@@ -1,13 +1,15 @@
 """From landmarks to a fitted sketch: their kernel matrix, its factor, and pass 1 over the rows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from daskrr.engine.passes import Run
+from daskrr.engine.journal import Journal
+from daskrr.engine.opaque import seal
+from daskrr.engine.passes import Run, Superblock, superblocks
 from daskrr.engine.progress import Stage
 from daskrr.engine.scheduler import algebra, held
 from daskrr.kernels import Kernel
@@ -96,33 +98,114 @@ def first_pass(
     title: str = "pass 1: gram",
     targets: TargetRows | None = None,
     payload: Any = None,
+    label: str = "pass-1",
 ) -> FirstPass:
     """Pass 1: add the blocks' Gram matrices from left to right; keep the residuals where they are; draw rows.
 
     Residuals are not kept of rows with targets, since no pass 2 follows. ``payload`` is a handle of the factor of W, if
-    it is not that of the sketch.
+    it is not that of the sketch. A journal has the sums of every superblock under ``label``.
     """
     kept: list[Any] = []
     total: list[Any] = []
-    waiting: list[Any] = []
     payload = held(sketch.algebra, "whitener", run.executor) if payload is None else payload
-    tasks = sketch.gram_tasks(payload, run.rows, run.blocks, draws, with_gram, targets)
+    journal = Sums(run, label, with_gram and targets is None)
+    groups = superblocks(run.blocks)
+    missing = [block for group in groups if group.index not in journal.known for block in group.blocks]
+    parts = run.executor.window(sketch.gram_tasks(payload, run.rows, missing, draws, with_gram, targets))
     with Stage(run.report, title, total=len(run.blocks), total_rows=run.rows.n_rows) as stage:
-        for block, part in zip(run.blocks, run.executor.window(tasks), strict=True):
-            if with_gram and targets is None:
-                kept.append(run.executor.apply("keep-residual", _kept, part))
-            waiting.append(part)
-            if len(waiting) == ADDENDS or block is run.blocks[-1]:
-                # Sums are a chain. Waiting for the last link bounds how many parts lie on the workers.
-                run.executor.settle(total)
-                total = [run.executor.apply("add-grams", add_parts, *total, *waiting)]
-                waiting = []
-            stage.advance(rows=block.n_rows)
+        for group in groups:
+            part, residuals = journal.known_part(group, stage) or _sum_parts(run, group, parts, stage, journal)
+            kept += residuals
+            run.executor.settle(total)
+            total = [run.executor.apply("add-grams", add_parts, *total, part)]
     gram, drawn, totals = (
         run.executor.apply(name, pick, total[0])
         for name, pick in (("gram-sum", _gram), ("drawn-rows", _drawn), ("totals", _totals))
     )
     return FirstPass(payload, gram, kept, drawn, run.executor.value(totals))
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Where the sums of superblocks are recorded under a label, if anywhere, with what is kept of each block."""
+
+    run: Run
+    label: str
+    keeps: bool
+
+    @cached_property
+    def known(self) -> set[int]:
+        """Superblocks that need not be summed again."""
+        return set() if self.run.journal is None else self.run.journal.done(f"{self.label}/sums")
+
+    def known_part(self, group: Superblock, stage: Stage) -> tuple[Any, list[Any]] | None:
+        """Handles of a superblock that was recorded before."""
+        if self.run.journal is None or group.index not in self.known:
+            return None
+        for block in group.blocks:
+            stage.advance(rows=block.n_rows)
+        part = self.run.executor.apply("read-sums", partial(_read_part, self.run.journal, self.label, group.index))
+        return part, self._references(group)
+
+    def record(self, group: Superblock, part: Any, residuals: list[Any]) -> list[Any]:
+        """Have a worker record a superblock; what refers to its residuals from then on."""
+        if self.run.journal is None:
+            return residuals
+        write = partial(_write_part, self.run.journal, self.label, group.index)
+        self.run.executor.settle([self.run.executor.apply("write-sums", write, part, *residuals)])
+        return self._references(group)
+
+    def _references(self, group: Superblock) -> list[Any]:
+        if not self.keeps or self.run.journal is None:
+            return []
+        return [
+            seal(KeptReference(self.run.journal, self.label, group.index, number))
+            for number in range(len(group.blocks))
+        ]  # fmt: skip
+
+
+def _sum_parts(run: Run, group: Superblock, parts: Iterator[Any], stage: Stage, journal: Sums) -> tuple[Any, list[Any]]:
+    """Add the next parts, those of one superblock, from left to right, and record the sum."""
+    total: list[Any] = []
+    waiting: list[Any] = []
+    residuals: list[Any] = []
+    for block in group.blocks:
+        part = next(parts)
+        if journal.keeps:
+            residuals.append(run.executor.apply("keep-residual", _kept, part))
+        waiting.append(part)
+        if len(waiting) == ADDENDS or block is group.blocks[-1]:
+            # Sums are a chain. Waiting for the last link bounds how many parts lie on the workers.
+            run.executor.settle(total)
+            total = [run.executor.apply("add-grams", add_parts, *total, *waiting)]
+            waiting = []
+        stage.advance(rows=block.n_rows)
+    return total[0], journal.record(group, total[0], residuals)
+
+
+@dataclass(frozen=True)
+class KeptReference:
+    """Where the residuals of a block are recorded."""
+
+    journal: Journal
+    label: str
+    group: int
+    number: int
+
+    def read(self) -> Kept:
+        """What pass 1 kept of the block."""
+        record = self.journal.read(f"{self.label}/kept", self.group)["blocks"][self.number]
+        return Kept(record["residual"], record["checksum"])
+
+
+def _write_part(journal: Journal, label: str, number: int, part: GramPart, *residuals: Kept) -> int:
+    """Record what is kept of the blocks first, since the sums tell that all is there."""
+    written = journal.write(f"{label}/kept", number, {"blocks": [vars(one) for one in residuals]})
+    return written + journal.write(f"{label}/sums", number, part.to_record())
+
+
+def _read_part(journal: Journal, label: str, number: int) -> GramPart:
+    return GramPart.from_record(journal.read(f"{label}/sums", number))
 
 
 def _kept(part: GramPart) -> Kept | None:

@@ -94,7 +94,7 @@ def _by_residual(run: Run, settings: Settings, scheme: Scheme) -> Chosen:
         sketch, _ = whiten(run, f"{run.name}-round{number}", settings, chosen)
         title = f"round {number} of {len(sizes) - 1}: residuals"
         draws = landmark_draw(scheme.seed, number, wanted, size, run.rows.n_rows)
-        first = first_pass(run, sketch, draws, with_gram=False, title=title)
+        first = first_pass(run, sketch, draws, with_gram=False, title=title, label=f"round-{number}")
         larger = grow(run, settings, chosen, first, wanted, scheme.seed, number, scheme.replacement)
         if larger is chosen:
             break
@@ -212,7 +212,11 @@ def _weigh_by_upper(run: Run, settings: Settings, scheme: Scheme, chosen: Chosen
     try:
         sketch, _ = whiten(run, f"{run.name}-first", small, chosen)
         first = first_pass(
-            run, sketch, audit_draws(scheme.seed, 1, scheme.audit_rows), title="first round, pass 1: gram"
+            run,
+            sketch,
+            audit_draws(scheme.seed, 1, scheme.audit_rows),
+            title="first round, pass 1: gram",
+            label="first-round",
         )
         parameters = {"dtype": str(small.dtype), "n_rows": sketch.n_rows, "ridges": [ridge], "leading": False}
         ridged = sketch.algebra.perform("add_ridge", first.gram, parameters)

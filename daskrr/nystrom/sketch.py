@@ -16,6 +16,7 @@ import numpy as np
 from dask.delayed import Delayed
 from numpy.typing import NDArray
 
+from daskrr.engine.opaque import unseal
 from daskrr.engine.passes import Block, as_array, block_rows, split, task
 from daskrr.engine.rows import Rows, open_rows, pieces
 from daskrr.engine.scheduler import Algebra
@@ -171,11 +172,16 @@ def score_task(
     probe: dict[str, Any] | None,
     source: Any,
     start: int,
-    kept: Kept,
+    kept: Any,
     *more: Any,
 ) -> Any:
     """What ``then`` makes of pass 2 on one block."""
-    return then(score_block(reading.scorer(payload, probe), pieces(source), start, kept), start, *more)
+    return then(score_block(reading.scorer(payload, probe), pieces(source), start, kept_of(kept)), start, *more)
+
+
+def kept_of(kept: Any) -> Kept:
+    """What pass 1 kept of a block: at hand, or where it was recorded."""
+    return unseal(kept).read() if isinstance(kept, bytes) else kept
 
 
 def score_new_rows(

@@ -1,0 +1,49 @@
+"""What a run has finished, on storage, so that one that is killed goes on where it was.
+
+Workers write the sums of every superblock and a receipt of every block of results; the driver reads which are there.
+Records hold numbers and arrays, never code, and each knows its own checksum.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from daskrr.engine.records import Records
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The records of one job, under one prefix; travels to workers by its address."""
+
+    records: Records
+    prefix: str
+
+    def done(self, label: str) -> set[int]:
+        """Numbers of what was recorded under a label."""
+        start = f"{self.prefix}/{label}/"
+        return {int(name.removeprefix(start)) for name in self.records.names(start)}
+
+    def write(self, label: str, number: int, content: dict[str, Any]) -> int:
+        """Record something for good; returns its bytes."""
+        return self.records.write(f"{self.prefix}/{label}/{number}", content)
+
+    def read(self, label: str, number: int) -> dict[str, Any]:
+        """What was recorded."""
+        found = self.records.read(f"{self.prefix}/{label}/{number}")
+        if found is None:
+            raise RuntimeError(f"record {label}/{number} was there and is gone: something else writes to this output.")
+        return found
+
+    def labels(self) -> list[str]:
+        """Labels of passes that have sums."""
+        names = (name.split("/") for name in self.records.names(f"{self.prefix}/"))
+        return sorted({parts[1] for parts in names if len(parts) == 4 and parts[2] == "sums"})
+
+    def once(self, label: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What was recorded under a label, or what ``make`` makes, recorded now."""
+        name = f"{self.prefix}/{label}"
+        found = self.records.read(name)
+        if found is None:
+            found = make()
+            self.records.write(name, found)
+        return found

@@ -1,0 +1,163 @@
+"""What is known of an output: its published scores, whether they are as they were written, and how far its job is."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from daskrr.engine.lease import describe
+from daskrr.engine.passes import split, superblocks
+from daskrr.engine.rows import is_local, locate
+from daskrr.engine.storage import RESULT_KEY, checksum, open_result
+from daskrr.errors import InvalidData
+from daskrr.jobs import JobStore
+
+
+def verify(path: str | os.PathLike) -> list[str]:
+    """Read all published arrays again; what does not agree with the checksums that were taken when they were written.
+
+    Raises
+    ------
+    InvalidData
+        Nothing is published there.
+    """
+    store = JobStore(Path(locate(path)))
+    committed = store.committed
+    if committed is None:
+        raise InvalidData(f"{store.target} has no commit record: there are no finished scores to verify.")
+    found = []
+    for name, digests in committed["digests"].items():
+        found += _damage(store.target, name, digests, committed)
+    return found
+
+
+def _damage(target: Path, name: str, digests: Any, committed: dict[str, Any]) -> list[str]:
+    try:
+        array: Any = zarr.open_array(target / name, mode="r")
+        shape = array.shape
+    except Exception as error:  # stores and metadata raise errors of many kinds
+        return [f"{name}: cannot be opened, {type(error).__name__}: {error}"]
+    n_rows = committed["parameters"]["input"]["shape"][0]
+    if shape[0] != n_rows:
+        return [f"{name}: has {shape[0]} rows where {n_rows} were written"]
+    found = []
+    for block, digest in zip(split(n_rows, committed["block_rows"]), digests, strict=True):
+        try:
+            found_now = checksum(array[block.start : block.stop])
+        except Exception as error:
+            found.append(f"{name}: rows {block.start}–{block.stop - 1} cannot be read, {type(error).__name__}: {error}")
+            continue
+        if found_now != int(digest):
+            found.append(f"{name}: rows {block.start}–{block.stop - 1} are not those that were written")
+    return found
+
+
+class ScoreStore:
+    """Published scores, or those of an unfinished job; made by :func:`daskrr.open_scores`.
+
+    Attributes
+    ----------
+    summary
+        Parameters, versions and figures of the run; of an unfinished job only its parameters.
+    complete
+        (n,) which rows are there, with ``allow_partial``; else None.
+    """
+
+    def __init__(self, group: zarr.Group, summary: dict[str, Any], complete: NDArray[np.bool_] | None) -> None:
+        self._group, self.summary, self.complete = group, summary, complete
+
+    def __getitem__(self, name: str) -> zarr.Array:
+        """One of ``scores``, ``estimate``, ``residual``, and of ``lower`` and ``upper`` where they are certified."""
+        found = self._group[name]
+        if not isinstance(found, zarr.Array):
+            raise KeyError(name)
+        return found
+
+    def keys(self) -> list[str]:
+        """What there is."""
+        return sorted(self._group.array_keys())
+
+    def __repr__(self) -> str:
+        state = "" if self.complete is None or self.complete.all() else f", {self.complete.mean():.0%} of the rows"
+        return f"ScoreStore({', '.join(self.keys())}{state})"
+
+
+def open_scores(path: str | os.PathLike, allow_partial: bool = False) -> ScoreStore:
+    """Open the scores of an output for reading.
+
+    Parameters
+    ----------
+    allow_partial
+        Whether the rows that an unfinished job has scored will do, where nothing is published; those that it has not
+        are NaN, and ``complete`` tells which are there.
+
+    Raises
+    ------
+    InvalidData
+        Nothing is published there.
+
+    Examples
+    --------
+    >>> import numpy as np, daskrr, tempfile
+    >>> X = np.random.default_rng(0).standard_normal((500, 2))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     summary = daskrr.score_to_zarr(X, f"{folder}/scores.zarr", daskrr.kernels.Linear(), 1e-2, 50)
+    ...     daskrr.open_scores(f"{folder}/scores.zarr")["scores"].shape
+    (500,)
+    """
+    name = locate(path)
+    store = JobStore(Path(name))
+    if allow_partial and is_local(name) and store.committed is None and store.unfinished:
+        return _open_unfinished(store, store.unfinished[-1])
+    if is_local(name) and store.state.is_dir() and store.committed is None:
+        raise InvalidData(f"{name} has an unfinished job and no finished scores. Run it again to finish it.")
+    group = open_result(path)
+    about: Any = group.attrs[RESULT_KEY]
+    n_rows = about["n_rows"]
+    return ScoreStore(group, dict(about), np.ones(n_rows, bool) if allow_partial else None)
+
+
+def _open_unfinished(store: JobStore, generation: str) -> ScoreStore:
+    begun = store.job(generation) or {}
+    complete = np.zeros(begun["parameters"]["input"]["shape"][0], bool)
+    for start in store.journal(generation).done("receipts"):
+        complete[start : start + begun["block_rows"]] = True
+    try:
+        group = zarr.open_group(store.arrays(generation), mode="r")
+    except FileNotFoundError:
+        raise InvalidData(f"the unfinished job of {store.target} has scored no rows yet.") from None
+    return ScoreStore(group, begun, complete)
+
+
+def status(path: str | os.PathLike) -> dict[str, Any]:
+    """Where the jobs of an output stand: what is published, what is under way, and who holds the lease."""
+    store = JobStore(Path(locate(path)))
+    committed = store.committed
+    found: dict[str, Any] = {
+        "output": str(store.target),
+        "published": None if committed is None else {
+            "generation": committed["generation"],
+            "rows": committed["parameters"]["input"]["shape"][0],
+        },
+        "lease": describe(store.records),
+        "unfinished": [],
+    }  # fmt: skip
+    for generation in store.unfinished:
+        begun = store.job(generation) or {}
+        n_rows = begun["parameters"]["input"]["shape"][0]
+        blocks = split(n_rows, begun["block_rows"])
+        journal = store.journal(generation)
+        found["unfinished"].append({
+            "generation": generation,
+            "rows": n_rows,
+            "superblocks": len(superblocks(blocks)),
+            "summed": {label: len(journal.done(f"{label}/sums")) for label in journal.labels()},
+            "blocks": len(blocks),
+            "scored": len(journal.done("receipts")),
+            "progress": store.records.read(f"{generation}/progress"),
+            "error": (store.records.read(f"{generation}/error") or {}).get("text"),
+        })  # fmt: skip
+    return found
