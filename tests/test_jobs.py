@@ -326,10 +326,11 @@ def ended(process, code):
     ("number", "code"),
     [
         (signal.SIGKILL, -9),
-        pytest.param(signal.SIGTERM, 143, marks=SLOW),
-        pytest.param(signal.SIGINT, 130, marks=SLOW),
+        (signal.SIGTERM, 143),
+        (signal.SIGINT, 130),
     ],
 )
+@pytest.mark.slow
 def test_signals__stop_a_job_that_goes_on_to_the_same_bits(number, code, tmp_path):
     points = as_zarr(data(60_000), (500, 3), str(tmp_path / "points.zarr")).store.root
     output, options = tmp_path / "out.zarr", {"certify": True, "random_state": 0, "block_rows": 500, "progress": False}
@@ -345,6 +346,7 @@ def test_signals__stop_a_job_that_goes_on_to_the_same_bits(number, code, tmp_pat
     assert outputs.verify(output) == []
 
 
+@pytest.mark.slow
 def test_lease__keeps_a_second_job_out(tmp_path):
     points = as_zarr(data(600), (500, 3), str(tmp_path / "points.zarr")).store.root
     output = tmp_path / "out.zarr"
