@@ -824,7 +824,7 @@ class TestProcesses:
         assert not (tmp_path / "o.zarr").exists()
 
     @pytest.mark.slow
-    def test_the_interrupt_key_leaves_nothing_behind(self, tmp_path):
+    def test_the_interrupt_key_leaves_nothing_but_what_to_go_on_with(self, tmp_path):
         write_demo_store(tmp_path / "points.zarr", planted_outliers(400_000), chunk_rows=16_384)
         arguments = [
             "score",
@@ -849,7 +849,10 @@ class TestProcesses:
         assert process.returncode == 130
         assert rest.endswith("daskrr: interrupted\n")
         assert "Traceback" not in rest
-        assert [path.name for path in tmp_path.iterdir()] == ["points.zarr"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["o.zarr", "points.zarr"]
+        assert [path.name for path in (tmp_path / "o.zarr").iterdir()] == [".daskrr"]
+        with pytest.raises(errors.InvalidData, match="unfinished job and no finished scores"):
+            daskrr.open_scores(tmp_path / "o.zarr")
 
     @pytest.mark.slow
     def test_demo(self, tmp_path):
