@@ -1,7 +1,7 @@
 """From landmarks to a fitted sketch: their kernel matrix, its factor, and pass 1 over the rows."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -118,6 +118,7 @@ def first_pass(
             kept += residuals
             run.executor.settle(total)
             total = [run.executor.apply("add-grams", add_parts, *total, part)]
+        journal.finish()
     gram, drawn, totals = (
         run.executor.apply(name, pick, total[0])
         for name, pick in (("gram-sum", _gram), ("drawn-rows", _drawn), ("totals", _totals))
@@ -132,6 +133,7 @@ class Sums:
     run: Run
     label: str
     keeps: bool
+    writing: list[Any] = field(default_factory=list)
 
     @cached_property
     def known(self) -> set[int]:
@@ -152,8 +154,15 @@ class Sums:
         if self.run.journal is None:
             return residuals
         write = partial(_write_part, self.run.journal, self.label, group.index)
-        self.run.executor.settle([self.run.executor.apply("write-sums", write, part, *residuals)])
+        # One behind, so that the workers have blocks to work on meanwhile.
+        self.finish()
+        self.writing.append(self.run.executor.apply("write-sums", write, part, *residuals))
         return self._references(group)
+
+    def finish(self) -> None:
+        """Wait until everything is recorded."""
+        self.run.executor.settle(self.writing)
+        self.writing.clear()
 
     def _references(self, group: Superblock) -> list[Any]:
         if not self.keeps or self.run.journal is None:
