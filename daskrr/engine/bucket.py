@@ -19,7 +19,8 @@ from daskrr.errors import InvalidParameter, StoreFailed
 
 ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/[\w.=,+:-]+)*)/?", re.ASCII)
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-REQUEST_SECONDS = 60
+# A heartbeat that hangs must fail early enough for another one within the usual lease of a minute.
+REQUEST_SECONDS = 30
 # Requests that time out and too many at once; all other answers of this kind stay the same.
 PASSING_REFUSALS = {"408", "409", "425", "429"}
 
