@@ -89,7 +89,7 @@ def keep_landmarks(run: Run, label: str, landmarks: Landmarks) -> None:
     if not (np.array_equal(known["indices"], landmarks.indices) and np.array_equal(known["counts"], landmarks.counts)):
         raise CheckFailed(
             "the landmarks that were drawn now are not those of the unfinished run: its workers had another "
-            "kind of processor or other versions of libraries. Go on where it began, or start over with --overwrite."
+            "kind of processor or other versions of libraries. What it had finished is dropped; run it again."
         )
 
 
@@ -153,11 +153,12 @@ def _summary(
         "gram_norm": ridged["gram_norm"],
         "combined_factor": ridged["combined"],
         "algebra": {"place": sketch.algebra.place, "whiten": whitened["where"], "ridge": ridged["where"]},
-        "versions": _versions(),
+        "versions": versions(),
         "seconds": {"pass 1": time.perf_counter() - job.began},
     }
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of everything that decides the last bits of a result."""
     modules = {"numpy": np, "scipy": scipy, "dask": dask, "distributed": distributed, "zarr": zarr}
     return {"daskrr": __version__} | {name: module.__version__ for name, module in modules.items()}

@@ -6,6 +6,7 @@ and the checks hold, the arrays are moved into the group, its metadata last, and
 """
 
 import json
+import logging
 import math
 import os
 import shutil
@@ -30,6 +31,7 @@ from daskrr.engine.records import Records
 from daskrr.engine.rows import NumpyRows, Rows, ZarrRows, redact
 from daskrr.engine.storage import FORMAT, RESULT_KEY, OutputStore, checksum, create_arrays
 from daskrr.errors import (
+    CheckFailed,
     DoesNotFit,
     InvalidData,
     InvalidParameter,
@@ -38,8 +40,11 @@ from daskrr.errors import (
     RidgeTooSmall,
     SourceChanged,
 )
+from daskrr.fitting import versions
 from daskrr.leverage import score_job
 from daskrr.result import LeverageResult, Receipt
+
+log = logging.getLogger("daskrr")
 
 STATE = ".daskrr"
 COMMIT = "commit"
@@ -93,7 +98,6 @@ class JobStore:
 
     def publish(self, generation: str, commit: Mapping[str, Any]) -> None:
         """Move the arrays of a generation into the output, metadata last, and commit; it can be finished if stopped."""
-        _synchronize(self.arrays(generation))
         self.records.write(f"{generation}/publish", commit)
         self.finish_publishing(generation)
 
@@ -120,17 +124,6 @@ class JobStore:
         shutil.rmtree(retired, ignore_errors=True)
         for old in [*self.unfinished, generation]:
             self.discard(old)
-
-
-def _synchronize(folder: Path) -> None:
-    """Have everything below a folder reach the disk."""
-    for path in folder.rglob("*"):
-        if path.is_dir():
-            sync_folder(path)
-        else:
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-    sync_folder(folder)
 
 
 def parameters_of(job: Job, options: Options) -> dict[str, Any]:
@@ -168,7 +161,7 @@ def fingerprint(rows: Rows) -> str | None:
     root = getattr(getattr(rows.array, "store", None), "root", None) if isinstance(rows, ZarrRows) else None
     if root is None or not isinstance(rows, ZarrRows):
         return None
-    found = zlib.crc32(b"")
+    found = 0
     for path in sorted(_files(Path(root) / rows.array.path)):
         about = path.stat()
         found = zlib.crc32(f"{path} {about.st_size} {about.st_mtime_ns}".encode(), found)
@@ -269,13 +262,16 @@ def _begin(store: JobStore, wanted: dict[str, Any], job: Job, number: int) -> tu
 
     No two have one name, so that what a worker still writes of an earlier one harms nobody.
     """
+    now = versions()
     for earlier in reversed(store.unfinished):
         begun = store.job(earlier)
         if begun is not None and begun["parameters"] == wanted and wanted["input"]["fingerprint"] is not None:
-            return earlier, begun["seed"]
+            if begun["versions"] == now:
+                return earlier, begun["seed"]
+            log.warning("the unfinished job was begun with %s, and starts over with %s", begun["versions"], now)
         store.discard(earlier)
     generation = f"{number:06d}-{uuid.uuid4().hex[:8]}"
-    about = {"parameters": wanted, "seed": job.scheme.seed, "block_rows": job.plan.block_rows}
+    about = {"parameters": wanted, "seed": job.scheme.seed, "block_rows": job.plan.block_rows, "versions": now}
     # As a group, it does not astonish those who list the output with Zarr.
     zarr.open_group(store.state, mode="a")
     store.records.write(f"{generation}/job", about)
@@ -299,7 +295,7 @@ def _kept_unless_hopeless(store: JobStore, generation: str) -> Iterator[None]:
     """Forget a job that will fail again, since its input or parameters are at fault; keep any other for another try."""
     try:
         yield
-    except (InvalidData, InvalidParameter, KernelNotPositive, RidgeTooSmall, SourceChanged, DoesNotFit):
+    except (CheckFailed, InvalidData, InvalidParameter, KernelNotPositive, RidgeTooSmall, SourceChanged, DoesNotFit):
         store.discard(generation)
         raise
     except Exception as error:

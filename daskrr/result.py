@@ -19,7 +19,7 @@ from daskrr.engine.passes import Block, Executor, Run, as_array, task
 from daskrr.engine.plan import Plan
 from daskrr.engine.progress import Reporter, reporter
 from daskrr.engine.rows import Rows
-from daskrr.engine.storage import OutputStore, checksum, write_block
+from daskrr.engine.storage import OutputStore, checksum, is_stored, sync_block, write_block
 from daskrr.errors import CheckFailed, InvalidParameter
 from daskrr.numerics.gram import Totals
 from daskrr.numerics.reservoir import Reservoir
@@ -217,14 +217,16 @@ class LeverageResult:
         run = Run(self.sketch.run, self.rows, self.blocks, self.executor, report)
         return self.executor.values(run.collect("pass 2: scores", self.score_tasks(use, then, more)))
 
-    def _receipts(self, then: Callable[..., Any], report: Reporter, journal: Journal | None) -> list[Receipt]:
+    def _receipts(
+        self, arrays: dict[str, zarr.Array], then: Callable[..., Any], report: Reporter, journal: Journal | None
+    ) -> list[Receipt]:
         """Pass 2 over all rows that have no receipt yet, and the receipts of all, in row order."""
         if journal is None:
             return self._all_blocks("store", then, report, self._weights)
-        known = journal.done("receipts")
+        known = {start for start in journal.done("receipts") if is_stored(arrays, start)}
         missing = [block for block in self.blocks if block.start not in known]
         run = Run(self.sketch.run, self.rows, missing, self.executor, report)
-        tasks = self.score_tasks("store", partial(_recorded, journal, then), self._weights, missing)
+        tasks = self.score_tasks("store", partial(_recorded, journal, arrays, then), self._weights, missing)
         self.executor.settle(run.collect("pass 2: scores", tasks))
         return [Receipt.from_record(journal.read("receipts", block.start)) for block in self.blocks]
 
@@ -326,7 +328,7 @@ class LeverageResult:
         began = time.perf_counter()
         measurer = self._measurer if self.certified else None
         work = partial(_write_rows, arrays, self.sketch.single, self.column(None), measurer)
-        receipts = self._receipts(work, report, journal)
+        receipts = self._receipts(arrays, work, report, journal)
         totals = np.array([math.fsum(column) for column in zip(*(one.sums for one in receipts), strict=True)])
         self._check_sums(totals)
         if self.certified:
@@ -439,7 +441,15 @@ def _write_rows(
     )
 
 
-def _recorded(journal: Journal, then: Callable[..., Receipt], scored: ScoredRows, start: int, *more: Any) -> None:
-    """Write a block, then record that it was written."""
+def _recorded(
+    journal: Journal,
+    arrays: dict[str, zarr.Array],
+    then: Callable[..., Receipt],
+    scored: ScoredRows,
+    start: int,
+    *more: Any,
+) -> None:
+    """Write a block for good, then record that it was written."""
     receipt = then(scored, start, *more)
+    sync_block(arrays, start)
     journal.write("receipts", start, receipt.to_record())

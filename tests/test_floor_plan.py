@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "leverage": LIBRARY | {"result", "arguments", "fitting", "growth"},
     "regression": LIBRARY | {"result", "arguments", "growth"},
     "samples": LIBRARY | {"result", "arguments"},
-    "jobs": LIBRARY | {"result", "arguments", "leverage"},
+    "jobs": LIBRARY | {"result", "arguments", "fitting", "leverage"},
     "outputs": LIBRARY | {"jobs"},
     "scoring": LIBRARY | {"top", "result", "arguments", "leverage", "jobs"},
     "apps": LIBRARY

@@ -19,7 +19,7 @@ from daskrr import jobs, outputs
 from daskrr.engine import passes
 from daskrr.engine.lease import Lease
 from daskrr.engine.records import Records
-from daskrr.errors import InvalidData, LeaseHeld, OutputExists, SourceChanged
+from daskrr.errors import CheckFailed, InvalidData, LeaseHeld, OutputExists, SourceChanged
 from daskrr.kernels import Gaussian, Linear
 
 GENEROUS = 120
@@ -277,6 +277,43 @@ def test_status__tells_where_a_job_is(tmp_path, monkeypatch):
     assert found["published"]["rows"] == 450
     assert found["unfinished"] == []
     json.dumps(found)
+
+
+def test_score_to_zarr__scores_a_block_again_whose_chunk_is_gone(tmp_path, monkeypatch):
+    X = as_zarr(data(), (50, 3), str(tmp_path / "X"))
+    writes = writes_of(monkeypatch, X, tmp_path / "reference.zarr")
+    number = [place for place, name in enumerate(writes) if "/receipts/" in name][4]
+    stopped(monkeypatch, number, False, X, tmp_path / "out.zarr")
+    (staged,) = (tmp_path / "out.zarr" / ".daskrr").glob("arrays-*")
+    chunks = sorted(path for path in (staged / "scores" / "c").iterdir())
+    chunks[0].unlink()
+    chunks[1].write_bytes(b"")
+    score(X, tmp_path / "out.zarr")
+    assert contents(tmp_path / "out.zarr") == contents(tmp_path / "reference.zarr")
+    assert outputs.verify(tmp_path / "out.zarr") == []
+
+
+def test_landmarks__that_come_out_otherwise_are_noticed_and_the_job_starts_over(tmp_path, monkeypatch):
+    X = as_zarr(data(), (50, 3), str(tmp_path / "X"))
+    writes = writes_of(monkeypatch, X, tmp_path / "reference.zarr")
+    recorded = next(place for place, name in enumerate(writes) if name.endswith("/landmarks-0"))
+    stopped(monkeypatch, recorded, False, X, tmp_path / "out.zarr")
+    store = jobs.JobStore(tmp_path / "out.zarr")
+    (name,) = [one for one in store.records.names() if one.endswith("/landmarks-0")]
+    record = store.records.read(name)
+    store.records.write(name, record | {"indices": record["indices"] + 1})
+    with pytest.raises(CheckFailed, match="are not those of the unfinished run"):
+        score(X, tmp_path / "out.zarr")
+    assert score(X, tmp_path / "out.zarr")["n_rows"] == 450
+
+
+def test_versions__of_another_day_start_a_job_over(tmp_path, monkeypatch, caplog):
+    X = as_zarr(data(), (50, 3), str(tmp_path / "X"))
+    stopped(monkeypatch, 8, False, X, tmp_path / "out.zarr")
+    monkeypatch.setattr(jobs, "versions", lambda: {"daskrr": "9.9"})
+    again = writes_of(monkeypatch, X, tmp_path / "out.zarr")
+    assert len([name for name in again if "/fit-0/sums/" in name]) == 5
+    assert "starts over with" in caplog.text
 
 
 def no_room(*_arguments):

@@ -16,9 +16,10 @@ from strategies import as_zarr
 
 import daskrr
 from daskrr import NystromKernelRidge, NystromKernelRidgeCV, NystromTransformer
-from daskrr.errors import InvalidData, RidgeTooSmall, SourceUnreachable
+from daskrr.errors import CheckFailed, InvalidData, RidgeTooSmall, SourceUnreachable
 from daskrr.kernels import Gaussian, Linear
 from daskrr.numerics.regress import Sums, fold_errors
+from daskrr.regression import selection
 
 KERNEL, RIDGES = Gaussian(1.0), [1e-5, 1e-4, 1e-3, 1e-2]
 
@@ -161,6 +162,20 @@ def test_selection__goes_on_without_a_kernel_that_round_off_decides(caplog):
     model = selected(X, y, ridges=[1e-25, 1e-20, 1e-2])
     assert model.ridge_ == 1e-2
     json.dumps(model.summary(), allow_nan=False)
+
+
+def test_selection__notices_rows_that_change_between_the_passes(tmp_path, monkeypatch):
+    X, y = data(200)
+    store = as_zarr(X, (50, 2), str(tmp_path / "X"))
+    look = selection.left_out_errors
+
+    def meddled(*arguments):
+        store[:50] = 100.0
+        return look(*arguments)
+
+    monkeypatch.setattr(selection, "left_out_errors", meddled)
+    with pytest.raises(CheckFailed, match="the rows changed between the passes"):
+        selected(store, y)
 
 
 # --- Scores -------------------------------------------------------------------------------------------

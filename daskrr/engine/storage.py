@@ -19,6 +19,7 @@ import zarr
 from numpy.typing import NDArray
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
+from daskrr.engine.folder import sync_folder
 from daskrr.engine.rows import is_local, locate, redact
 from daskrr.errors import InvalidData, InvalidParameter, OutputExists
 
@@ -166,6 +167,29 @@ def write_block(arrays: dict[str, zarr.Array], columns: dict[str, NDArray[np.flo
         if start % height or (stop % height and stop != array.shape[0]):
             raise RuntimeError(f"rows {start}–{stop} are not whole chunks of {height} rows")
         array[start:stop] = values
+
+
+def sync_block(arrays: dict[str, zarr.Array], start: int) -> None:
+    """Have the chunks of a block on local storage reach the disk, so that a record of them does not come first."""
+    for path in _chunk_files(arrays, start):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        sync_folder(path.parent)
+
+
+def is_stored(arrays: dict[str, zarr.Array], start: int) -> bool:
+    """Whether the chunks of a block are there, as far as names and sizes tell."""
+    return all(path.is_file() and path.stat().st_size for path in _chunk_files(arrays, start))
+
+
+def _chunk_files(arrays: dict[str, zarr.Array], start: int) -> list[Path]:
+    """Files of the block's chunk of every array; blocks are whole chunks over all columns."""
+    found = []
+    for array in arrays.values():
+        store: Any = array.store
+        place = (start // array.chunks[0], *(0 for _ in array.shape[1:]))
+        found.append(Path(store.root) / array.path / array.metadata.encode_chunk_key(place))
+    return found
 
 
 def open_result(path: str | os.PathLike) -> zarr.Group:

@@ -142,7 +142,9 @@ def smoothed_tiles(smoother: Smoother, pieces: Pieces, first_row: int) -> Iterat
             C = scratch_tile(len(X), rank, dtype)
             fill_tile(smoother.columns, X, C)
             start = reader.n_rows - len(piece) + rows.start
-            yield _smoothed(smoother, (coefficients, unit), readings, X, weights, C, start)
+            found = _smoothed(smoother, (coefficients, unit), readings, X, weights, C, start)
+            check_overflow(found.variance, first_row)
+            yield found
 
 
 def with_weights(X: NDArray, weighted: bool) -> tuple[NDArray, NDArray[np.float64]]:
@@ -175,7 +177,6 @@ def _smoothed(
     fitted = fitted.reshape(len(X), len(shifts), len(about.target_mean)) + about.target_mean
     np.multiply(Z, Z, out=Z)
     found = (Z @ readings).astype(np.float64, copy=False)
-    check_overflow(found, start)
     own, square = found[:, : len(shifts)] + about.constant, found[:, len(shifts) : -1] + about.constant
     prior = smoother.diagonal(X)
     unexplained = clear_residual(prior - explained, smoother.residual_error * prior)[:, None]

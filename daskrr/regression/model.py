@@ -101,10 +101,6 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
         tags.target_tags.single_output = True
         return tags
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Fit the model."""
-        raise NotImplementedError
-
     @property
     def dual_coef_(self) -> NDArray[np.float64]:
         """(r,) or (r, t): f(x) = k(x, landmarks_) · dual_coef_ + intercept_."""
