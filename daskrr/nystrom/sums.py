@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import zarr
+from numpy.typing import NDArray
 
 from daskrr.engine.journal import Journal
 from daskrr.engine.opaque import seal
@@ -43,7 +44,7 @@ class Earlier:
     superblocks: int
     blocks: int
     residual: zarr.Array
-    checksums: Sequence[Any]
+    checksums: Sequence[NDArray[np.uint32]]
 
     def references(self, blocks: Sequence[Block]) -> list[bytes]:
         """What refers to what is kept of some of its blocks."""
@@ -57,11 +58,11 @@ class Published:
     residual: zarr.Array
     start: int
     stop: int
-    checksum: Any
+    checksums: NDArray[np.uint32]
 
     def read(self) -> Kept:
         """What pass 1 kept of the block."""
-        return Kept(np.asarray(self.residual[self.start : self.stop]), self.checksum)
+        return Kept(np.asarray(self.residual[self.start : self.stop]), self.checksums)
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Recorded:
     def read(self) -> Kept:
         """What pass 1 kept of the block."""
         record = self.journal.read(f"{self.label}/kept", self.group)["blocks"][self.number]
-        return Kept(record["residual"], record["checksum"])
+        return Kept(record["residual"], record["checksums"])
 
 
 @dataclass(frozen=True)
