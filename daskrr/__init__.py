@@ -23,6 +23,7 @@ _HOMES = {
     "sample_rows": "daskrr.samples",
     "score_to_zarr": "daskrr.scoring",
     "top_rows": "daskrr.scoring",
+    "update_scores": "daskrr.updating",
 }
 _MODULES = ("errors", "exact", "kernels", "leverage", "scoring", "synthetic", "theory")
 

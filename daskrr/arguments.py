@@ -66,7 +66,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Job:
-    """Checked arguments of a run."""
+    """Checked arguments of a run; ``looks`` is how many certificates were looked at before it was decided on."""
 
     name: str
     rows: Rows
@@ -79,6 +79,7 @@ class Job:
     missing_chunks: str
     plan: Plan
     executor: Executor
+    looks: int = 0
     began: float = field(default_factory=time.perf_counter)
 
 

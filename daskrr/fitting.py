@@ -1,5 +1,6 @@
 """Pass 1 and the small algebra, up to a result whose scores are computed when they are asked for."""
 
+import logging
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +13,7 @@ import zarr
 
 from daskrr import __version__
 from daskrr.arguments import Job
-from daskrr.engine.passes import Run
+from daskrr.engine.passes import Run, superblocks
 from daskrr.errors import CheckFailed
 from daskrr.numerics.algebra import check_resolution
 from daskrr.numerics.tiles import tile_rows
@@ -23,7 +24,10 @@ from daskrr.nystrom.rounds import landmark_draw
 from daskrr.nystrom.sampling import Landmarks
 from daskrr.nystrom.selection import Weighing
 from daskrr.nystrom.sketch import NystromSketch
+from daskrr.nystrom.sums import extent
 from daskrr.result import LeverageResult, Proof, as_given
+
+log = logging.getLogger("daskrr")
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ def fit(
         larger = len(chosen.landmarks.indices) + following
         draws |= landmark_draw(seed, pace.round + 1, following, larger, run.rows.n_rows)
     keep_landmarks(run, f"landmarks-{pace.round}", chosen.landmarks)
+    run = _with_base(run, sketch, pace)
     first = first_pass(run, sketch, draws, title=pace.title, label=f"fit-{pace.round}")
     mean = first.totals.diagonal / sketch.n_rows
     share = check_resolution(sketch.kernel_error, mean, settings.smallest, sketch.rank, settings.dtype)
@@ -73,6 +78,18 @@ def fit(
         proof = _proof(job, sketch, found, first, ridged, weighing)
     summary = _summary(job, sketch, whitened, ridged, first, share)
     return LeverageResult(run.rows, run.blocks, sketch, first.kept, run.executor, job.plan, summary, proof), first
+
+
+def _with_base(run: Run, sketch: NystromSketch, pace: Pace) -> Run:
+    """Go on from the sums of an earlier run if they are of the same factor, and record what a later one needs."""
+    if run.earlier is not None and not np.array_equal(run.earlier.pivots, sketch.pivots):
+        log.warning("the sums of the earlier run belong to another factor of the landmarks: all rows are summed again")
+        run = replace(run, earlier=None)
+    if run.journal is not None:
+        whole, rest = extent(superblocks(run.blocks))
+        about = {"round": pace.round, "audit_rows": pace.audit_rows, "superblocks": whole, "blocks": rest}
+        run.journal.write_one("base", about | {"indices": sketch.landmarks.indices, "pivots": sketch.pivots})
+    return run
 
 
 def keep_landmarks(run: Run, label: str, landmarks: Landmarks) -> None:

@@ -10,7 +10,7 @@ from daskrr.arguments import FAST_GROWTH, SLOW_GROWTH, Job, Target
 from daskrr.engine.passes import Run
 from daskrr.fitting import Pace, fit
 from daskrr.nystrom.certificates import Certificate
-from daskrr.nystrom.pass1 import Chosen, Settings
+from daskrr.nystrom.pass1 import Settings
 from daskrr.nystrom.rounds import first_landmarks, grow
 from daskrr.result import LeverageResult
 
@@ -27,7 +27,7 @@ def grow_until_tight(job: Job, run: Run, settings: Settings, target: Target) -> 
     """Add landmarks by residual until every interval is tight enough; each round pays its share of the probability."""
     most, n_rounds = target.sizes[-1], len(target.sizes)
     chosen, size = first_landmarks(run, settings, target.sizes[0], job.scheme.seed, replacement=False), target.sizes[0]
-    pace = Pace(0, 0, job.failure_probability / n_rounds, job.scheme.audit_rows, n_rounds)
+    pace = Pace(0, 0, job.failure_probability / (n_rounds + job.looks), job.scheme.audit_rows, n_rounds)
     history: list[dict[str, Any]] = []
     while True:
         pace = replace(pace, following=_larger(size, FAST_GROWTH, most) - size)
@@ -38,14 +38,14 @@ def grow_until_tight(job: Job, run: Run, settings: Settings, target: Target) -> 
         if wanted > size:
             larger = grow(run, settings, chosen, first, wanted - size, job.scheme.seed, pace.round + 1)
         if larger is chosen or excess <= 1.0:
-            verdict = _verdict(target, settings, result.measure(run.report), chosen)
-            if verdict["met"] or larger is chosen:
+            found = verdict(target, settings, result.measure(run.report), len(chosen.landmarks.indices))
+            if found["met"] or larger is chosen:
                 break
         chosen, size = larger, wanted
         pace = replace(pace, round=pace.round + 1, audit_rows=_next_audit(result, pace, target))
-    if not verdict["met"]:
-        log.warning(verdict["text"])
-    result.summary |= {"rounds": history, "tolerance": verdict}
+    if not found["met"]:
+        log.warning(found["text"])
+    result.summary |= {"rounds": history, "tolerance": found}
     return result
 
 
@@ -74,10 +74,10 @@ def _log_round(job: Job, result: LeverageResult, pace: Pace) -> dict[str, Any]:
     }
 
 
-def _verdict(target: Target, settings: Settings, certificate: Certificate, chosen: Chosen) -> dict[str, Any]:
-    """Whether the tolerance is met at the smallest ridge, and what to say if not."""
+def verdict(target: Target, settings: Settings, certificate: Certificate, p: int) -> dict[str, Any]:
+    """Whether the tolerance is met at the smallest ridge by p landmarks, and what to say if not."""
     decides = settings.ridges.index(settings.smallest)
-    misses, p = certificate.misses[decides], len(chosen.landmarks.indices)
+    misses = certificate.misses[decides]
     relative, absolute = certificate.relative_width[decides], certificate.absolute_width[decides]
     forms = (("upper/lower − 1", target.relative), ("upper − lower", target.absolute))
     asked = " or ".join(f"{form} ≤ {value}" for form, value in forms if value is not None)

@@ -21,7 +21,7 @@ def parameters_of(job: Job, options: Options) -> dict[str, Any]:
         "kernel": job.settings.kernel.to_spec(),
         "ridges": list(job.settings.ridges),
         "single": job.settings.single,
-        "n_landmarks": job.scheme.size,
+        "n_landmarks": job.scheme.size if job.target is None else None,
         "options": given,
         "input": described_input(job.rows),
     }

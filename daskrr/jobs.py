@@ -5,7 +5,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -34,7 +34,7 @@ from daskrr.fitting import versions
 from daskrr.identity import difference, fingerprint, has_grown, is_same, parameters_of
 from daskrr.jobstore import BASE, JobStore
 from daskrr.leverage import score_job
-from daskrr.result import LeverageResult
+from daskrr.result import LeverageResult, sum_counts
 
 log = logging.getLogger("daskrr")
 
@@ -192,17 +192,24 @@ class Work:
         """Drop what it has finished."""
         self.store.sweep({(self.store.committed or {}).get("generation", ""): BASE})
 
-    def publish(self, result: LeverageResult, update: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Run pass 2 from where it was, check the whole, and commit; the summary."""
+    def publish(
+        self, result: LeverageResult, since: int = 0, drift: Callable[[dict[str, Any], Any], Any] | None = None
+    ) -> dict[str, Any]:
+        """Run pass 2 from where it was, check the whole, and commit; the summary.
+
+        Scores are counted apart from row ``since`` on; ``drift`` tells what has changed, by the summary and the counts.
+        """
         store, generation = self.store, self.generation
         staged = store.staged(generation, result.shapes, result.plan.block_rows)
-        summary, receipts = result.write(staged, self.report, self.journal)
+        summary, receipts = result.write(staged, self.report, self.journal, since)
         if fingerprint(result.rows) != self.wanted["input"]["fingerprint"]:
             raise SourceChanged(
                 f"{result.rows.origin} changed while it was scored. Nothing was published; score it again."
             )
         self.lease.check()
+        counts = sum_counts(receipts)
         summary |= {"checkpoints": store.checkpoints(generation)}
+        summary |= {} if drift is None else {"update": drift(summary, counts)}
         digests = {name: np.array([one.digests[name] for one in receipts], np.uint32) for name in result.shapes}
         commit = {
             "generation": generation,
@@ -211,9 +218,21 @@ class Work:
             "summary": json.loads(json.dumps(summary)),
             "block_rows": result.plan.block_rows,
             "digests": digests,
+            "checksums": packed([one.checksums for one in receipts if one.checksums is not None]),
+            "counts": counts.sum(axis=0),
         }
         store.publish(generation, staged, commit)
         return summary_of(store, commit)
+
+
+def packed(arrays: list[Any]) -> dict[str, Any]:
+    """Many short arrays as two long ones."""
+    return {"values": np.concatenate([*arrays, np.empty(0, np.uint32)]), "sizes": np.array([len(a) for a in arrays])}
+
+
+def unpacked(record: dict[str, Any]) -> list[Any]:
+    """What :func:`packed` made two arrays of."""
+    return np.split(record["values"], np.cumsum(record["sizes"])[:-1])
 
 
 class Noted:

@@ -15,12 +15,13 @@ from daskrr.engine.journal import Journal
 from daskrr.engine.passes import Run, split
 from daskrr.engine.plan import Plan, Workers, check_fits
 from daskrr.engine.progress import Reporter, reporter
-from daskrr.fitting import fit
+from daskrr.fitting import Pace, fit
 from daskrr.growth import grow_until_tight
 from daskrr.kernels import Kernel
 from daskrr.nystrom.audit import AUDIT_ROWS
 from daskrr.nystrom.rounds import choose_landmarks
 from daskrr.nystrom.selection import resolve_kernel
+from daskrr.nystrom.sums import Earlier
 from daskrr.result import LeverageResult
 
 
@@ -132,17 +133,28 @@ def leverage_scores(
     return score_job(prepare(X, kernel, ridge, n_landmarks, options), progress)
 
 
-def score_job(job: Job, progress: Reporter | bool | None, journal: Journal | None = None) -> LeverageResult:
-    """Everything but pass 2; with a journal, what was finished before is not done again."""
+def score_job(
+    job: Job,
+    progress: Reporter | bool | None,
+    journal: Journal | None = None,
+    earlier: Earlier | None = None,
+    pace: Pace | None = None,
+) -> LeverageResult:
+    """Everything but pass 2; with a journal, what was finished before is not done again.
+
+    Given landmarks may go on from the sums of an earlier run over fewer rows, whose ``pace`` they keep.
+    """
     check_fits(job.plan, Workers.of(job.executor))
     job.executor.check(job.rows)
     with reporter(progress) as report:
-        run = Run(job.name, job.rows, split(job.rows.n_rows, job.plan.block_rows), job.executor, report, journal)
+        run = Run(
+            job.name, job.rows, split(job.rows.n_rows, job.plan.block_rows), job.executor, report, journal, earlier
+        )
         settings = replace(job.settings, kernel=resolve_kernel(run, job.settings.kernel, job.scheme.seed))
-        if job.target is not None:
+        if job.target is not None and pace is None:
             return grow_until_tight(job, run, settings, job.target)
         chosen, weighing = choose_landmarks(run, settings, job.scheme)
-        return fit(job, run, settings, chosen, weighing)[0]
+        return fit(job, run, settings, chosen, weighing, pace)[0]
 
 
 def plan(

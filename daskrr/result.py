@@ -22,6 +22,7 @@ from daskrr.engine.progress import Reporter, reporter
 from daskrr.engine.rows import Rows
 from daskrr.engine.storage import OutputStore, checksum, write_block
 from daskrr.errors import CheckFailed, InvalidParameter
+from daskrr.numerics import histogram
 from daskrr.numerics.gram import Totals
 from daskrr.numerics.reservoir import Reservoir
 from daskrr.numerics.score import ScoredRows
@@ -33,6 +34,8 @@ from daskrr.top import CERTIFIED, PLAIN, TopRows, check_top, merge_top, not_cert
 
 # Least relative difference between the sum of the scores and the effective dimension that is reported as a failure.
 SUM_TOLERANCE = {"float64": 1e-9, "float32": 1e-3}
+# Of the quantiles that are told of the scores at the smallest ridge.
+LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 
 def _top_of_block(k: int, by: str, column: int, scored: ScoredRows, start: int) -> TopRows:
@@ -59,12 +62,26 @@ class Proof:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What was written of one block: sums of scores (L,), its highest rows, widths, and a checksum of every array."""
+    """What was written of one block.
+
+    Attributes
+    ----------
+    sums
+        (L,) of the scores.
+    top, widths
+        Its highest rows, and how wide the intervals are.
+    counts
+        (2, classes) how many scores are how large, of rows before a given one and of the others.
+    digests, checksums
+        A checksum of every array written, and of every chunk of the input.
+    """
 
     sums: list[float]
     top: TopRows
     widths: Widths | None
+    counts: NDArray[np.int64]
     digests: dict[str, int]
+    checksums: NDArray[np.uint32] | None
 
     def to_record(self) -> dict[str, Any]:
         """As numbers and arrays."""
@@ -74,7 +91,12 @@ class Receipt:
     def from_record(cls, record: dict[str, Any]) -> "Receipt":
         """What :meth:`to_record` made."""
         widths = None if record["widths"] is None else Widths(**record["widths"])
-        return cls(record["sums"], TopRows(**record["top"]), widths, record["digests"])
+        return cls(**record | {"top": TopRows(**record["top"]), "widths": widths})
+
+
+def sum_counts(receipts: Sequence[Receipt]) -> NDArray[np.int64]:
+    """How many scores are how large, of all blocks."""
+    return np.sum([one.counts for one in receipts], axis=0)
 
 
 class LeverageResult:
@@ -309,7 +331,7 @@ class LeverageResult:
         with OutputStore(path, overwrite) as output, reporter(progress) as report:
             output.create(self.shapes, self.plan.block_rows)
             began = time.perf_counter()
-            receipts = self._all_blocks("store", self._writer(output.arrays), report, self._weights)
+            receipts = self._all_blocks("store", self._writer(output.arrays, 0), report, self._weights)
             summary = self._concluded(receipts, began)
             output.commit(summary)
         return summary | {"output": output.target}
@@ -320,18 +342,20 @@ class LeverageResult:
         shape = (self.rows.n_rows,) if self.sketch.single else (self.rows.n_rows, len(self.sketch.ridges))
         return dict.fromkeys(self._names, shape) | {"residual": shape[:1]}
 
-    def write(self, staged: Staged, report: Reporter, journal: Journal) -> tuple[dict[str, Any], list[Receipt]]:
+    def write(
+        self, staged: Staged, report: Reporter, journal: Journal, since: int = 0
+    ) -> tuple[dict[str, Any], list[Receipt]]:
         """Run pass 2 into arrays of these shapes, chunked by blocks, and check what it found; summary and receipts.
 
-        Blocks that the journal has a receipt of are not scored again.
+        Blocks that the journal has a receipt of are not scored again. Scores are counted apart from row ``since`` on.
         """
         began = time.perf_counter()
-        receipts = self._receipts(staged, self._writer(staged.arrays), report, journal)
+        receipts = self._receipts(staged, self._writer(staged.arrays, since), report, journal)
         return self._concluded(receipts, began), receipts
 
-    def _writer(self, arrays: dict[str, zarr.Array]) -> Callable[..., Receipt]:
+    def _writer(self, arrays: dict[str, zarr.Array], since: int) -> Callable[..., Receipt]:
         measurer = self._measurer if self.certified else None
-        return partial(_write_rows, arrays, self.sketch.single, self.column(None), measurer)
+        return partial(_write_rows, arrays, self.sketch.single, self.column(None), measurer, since)
 
     def _concluded(self, receipts: list[Receipt], began: float) -> dict[str, Any]:
         """Check what all blocks together have, and the summary."""
@@ -343,6 +367,10 @@ class LeverageResult:
             "sum_of_scores": as_given(totals, self.sketch.single),
             "certificate": self.certificate.to_dict() if self.certified else None,
             "top": merge_top([one.top for one in receipts], 10).to_records(),
+            "score_quantiles": {
+                "levels": list(LEVELS),
+                "values": histogram.quantiles(sum_counts(receipts).sum(axis=0), LEVELS),
+            },
             "seconds": self.summary["seconds"] | {"pass 2": time.perf_counter() - began},
         }
 
@@ -424,6 +452,7 @@ def _write_rows(
     single: bool,
     column: int,
     measurer: Callable[..., Widths] | None,
+    since: int,
     scored: ScoredRows,
     start: int,
     *weights: NDArray[np.float64],
@@ -438,11 +467,14 @@ def _write_rows(
     written = {name: values[:, 0] if single else values for name, values in columns.items()}
     written["residual"] = scored.facts.residual
     write_block(arrays, written, start)
+    before, after = np.split(scored.scores[:, column], [min(max(since - start, 0), len(scored.scores))])
     return Receipt(
         sums=[math.fsum(values) for values in scored.scores.T],
         top=_top_of_block(10, "estimate", column, scored, start),
         widths=None if measurer is None else measurer(scored, start, *weights),
+        counts=np.array([histogram.count(before), histogram.count(after)]),
         digests={name: checksum(values) for name, values in written.items()},
+        checksums=scored.checksums,
     )
 
 

@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "jobstore": {"errors", "engine"},
     "samples": LIBRARY | {"result", "arguments", "jobstore"},
     "jobs": LIBRARY | {"result", "arguments", "fitting", "leverage", "identity", "jobstore"},
+    "updating": LIBRARY | {"result", "arguments", "fitting", "growth", "leverage", "identity", "jobs", "jobstore"},
     "outputs": LIBRARY | {"jobstore"},
     "scoring": LIBRARY | {"top", "arguments", "jobs", "jobstore"},
     "apps": LIBRARY

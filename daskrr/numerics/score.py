@@ -132,11 +132,12 @@ class Scorer:
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """What pass 2 found out about some rows; arrays (m, L) for L ridges."""
+    """What pass 2 found out about some rows; arrays (m, L) for L ridges, and checksums of the chunks they are in."""
 
     facts: RowFacts
     estimate: NDArray[np.float64]
     interval: Interval | None
+    checksums: NDArray[np.uint32] | None = None
 
     @property
     def scores(self) -> NDArray[np.float64]:
@@ -183,7 +184,7 @@ def score_block(scorer: Scorer, pieces: Pieces, first_row: int, kept: Kept) -> S
             fill_tile(scorer.columns, piece[rows], C)
             found.append(_score_tile(scorer, piece[rows], C, residual, first_row + start + rows.start))
     _check_unchanged(reader, kept, first_row)
-    return _joined(found, len(scorer.shifts))
+    return replace(_joined(found, len(scorer.shifts)), checksums=kept.checksums)
 
 
 @LEGAL_OVERFLOW

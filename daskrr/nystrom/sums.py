@@ -17,6 +17,8 @@ from daskrr.engine.journal import Journal
 from daskrr.engine.opaque import seal
 from daskrr.engine.passes import Block, Run, Superblock
 from daskrr.engine.progress import Stage
+from daskrr.engine.storage import checksum
+from daskrr.errors import InvalidData
 from daskrr.numerics import reservoir
 from daskrr.numerics.gram import GramPart, Kept
 from daskrr.numerics.reservoir import Reservoir
@@ -34,21 +36,28 @@ class Earlier:
     ----------
     journal
         Where the sums are.
+    pivots
+        Rows of the landmarks whose factor the sums belong to.
     superblocks, blocks
         Whole superblocks that are summed, and whole blocks after them.
-    residual, checksums
-        What pass 1 kept of every block.
+    residual, digests, checksums
+        What pass 1 kept of every block, and checksums of the residuals themselves.
     """
 
     journal: Journal
+    pivots: NDArray[np.int64]
     superblocks: int
     blocks: int
     residual: zarr.Array
+    digests: Sequence[int]
     checksums: Sequence[NDArray[np.uint32]]
 
     def references(self, blocks: Sequence[Block]) -> list[bytes]:
         """What refers to what is kept of some of its blocks."""
-        return [seal(Published(self.residual, b.start, b.stop, self.checksums[b.index])) for b in blocks]
+        return [
+            seal(Published(self.residual, b.start, b.stop, int(self.digests[b.index]), self.checksums[b.index]))
+            for b in blocks
+        ]
 
 
 @dataclass(frozen=True)
@@ -58,11 +67,24 @@ class Published:
     residual: zarr.Array
     start: int
     stop: int
+    digest: int
     checksums: NDArray[np.uint32]
 
     def read(self) -> Kept:
-        """What pass 1 kept of the block."""
-        return Kept(np.asarray(self.residual[self.start : self.stop]), self.checksums)
+        """What pass 1 kept of the block.
+
+        Raises
+        ------
+        InvalidData
+            It is not what was published.
+        """
+        residual = np.asarray(self.residual[self.start : self.stop])
+        if checksum(residual) != self.digest:
+            raise InvalidData(
+                f"the published residuals of rows {self.start}–{self.stop - 1} are not those that were written. "
+                "Score all rows again with --overwrite."
+            )
+        return Kept(residual, self.checksums)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,256 @@
+"""Scores of a growing input: pass 1 over the new rows alone, and landmarks drawn anew where they no longer do."""
+
+import itertools
+
+import numpy as np
+import pytest
+import zarr
+from strategies import as_zarr
+
+import daskrr
+from daskrr import jobs, outputs
+from daskrr.engine import passes
+from daskrr.engine.records import Records
+from daskrr.errors import InputGrown, InvalidData, InvalidParameter, SourceChanged
+from daskrr.kernels import Gaussian
+from daskrr.numerics import histogram
+
+KERNEL = Gaussian(1.5)
+SLOW = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def small_superblocks(monkeypatch):
+    """Several superblocks of several blocks each, on few rows."""
+    monkeypatch.setattr(passes, "SUPERBLOCK_ROWS", 150)
+
+
+def data(n, d=3, seed=0, offset=0.0):
+    return np.random.default_rng(seed).standard_normal((n, d)) + offset
+
+
+def stored(tmp_path, X, chunk=50):
+    return as_zarr(X, (chunk, X.shape[1]), str(tmp_path / "X"))
+
+
+def append(array, rows):
+    before = array.shape[0]
+    array.resize((before + len(rows), array.shape[1]))
+    array[before:] = rows
+
+
+OPTIONS = {"certify": True, "random_state": 0, "block_rows": 50, "progress": False}
+
+
+def score(X, output, n_landmarks=60, **options):
+    return daskrr.score_to_zarr(X, output, KERNEL, 1e-2, n_landmarks, **OPTIONS | options)
+
+
+def update(X, output, **options):
+    return daskrr.update_scores(X, output, **{"progress": False} | options)
+
+
+def contents(output):
+    group = zarr.open_group(output, mode="r")
+    return {name: array[...].tobytes() for name, array in group.arrays()}
+
+
+def landmarks_of(output):
+    store = jobs.JobStore(output)
+    return store.journal(store.committed["generation"]).read_one("base")["indices"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sampling", "certify"),
+    [
+        ((400, 430, 610), "residual", True),
+        ((450, 451), "leverage", True),
+        ((450, 451), "uniform", False),
+        ((433, 480, 900), "uniform", True),
+        ((149, 151, 152), "residual", False),
+    ],
+)
+def test_update__has_the_bits_of_a_full_run_with_the_same_landmarks(sizes, sampling, certify, tmp_path):
+    rows = data(sizes[-1])
+    X = stored(tmp_path, rows[: sizes[0]])
+    options = {"sampling": sampling, "certify": certify}
+    score(X, tmp_path / "out.zarr", **options)
+    landmarks = landmarks_of(tmp_path / "out.zarr")
+    for before, now in itertools.pairwise(sizes):
+        append(X, rows[before:now])
+        with pytest.raises(InputGrown, match=rf"{before} rows of .* which has {now} now.*daskrr update"):
+            score(X, tmp_path / "out.zarr", **options)
+        found = update(X, tmp_path / "out.zarr", refresh="never")["update"]
+        assert (found["rows_before"], found["rows_added"], found["refreshed"]) == (before, now - before, False)
+        assert now - before <= found["rows_summed"] <= now - before + 49
+        score(X, tmp_path / f"{now}.zarr", None, **options | {"sampling": landmarks})
+        assert contents(tmp_path / "out.zarr") == contents(tmp_path / f"{now}.zarr")
+        np.testing.assert_array_equal(landmarks_of(tmp_path / "out.zarr"), landmarks)
+        assert outputs.verify(tmp_path / "out.zarr") == []
+    assert update(X, tmp_path / "out.zarr")["n_rows"] == sizes[-1]
+    assert score(X, tmp_path / "out.zarr", **options)["n_rows"] == sizes[-1]
+
+
+def test_update__sums_the_new_rows_alone(tmp_path, monkeypatch):
+    X = stored(tmp_path, data(620))
+    score(X, tmp_path / "out.zarr")
+    append(X, data(40, seed=1))
+    events = []
+    found = update(X, tmp_path / "out.zarr", progress=events.append)
+    assert found["update"]["rows_summed"] == 60
+    assert found["update"]["refreshed"] is False
+    assert not [event for event in events if "residuals" in event.stage]
+
+
+def test_update__intervals_hold_for_old_and_new_rows(tmp_path):
+    rows = data(500)
+    X = stored(tmp_path, rows[:420])
+    score(X, tmp_path / "out.zarr")
+    append(X, rows[420:])
+    update(X, tmp_path / "out.zarr", refresh="never")
+    exact = daskrr.exact.leverage_scores(rows, KERNEL, 1e-2)
+    found = daskrr.open_scores(tmp_path / "out.zarr")
+    assert (found["lower"][:] <= exact).all()
+    assert (exact <= found["upper"][:]).all()
+
+
+def test_update__draws_landmarks_anew_where_they_do_not_cover_the_new_rows(tmp_path):
+    rows = np.vstack([data(400), data(60, offset=30.0)])
+    X = stored(tmp_path, rows[:400])
+    score(X, tmp_path / "out.zarr", 100)
+    append(X, rows[400:])
+    found = update(X, tmp_path / "out.zarr")["update"]
+    assert found["refreshed"]
+    assert "unexplained" in found["reason"]
+    assert found["residual_share"]["new_rows"] > 0.9 > found["residual_share"]["before"]
+    assert (landmarks_of(tmp_path / "out.zarr") >= 400).any()
+    score(X, tmp_path / "anew.zarr", 100)
+    assert contents(tmp_path / "out.zarr") == contents(tmp_path / "anew.zarr")
+    low, high = found["effective_dimension"]
+    assert high > low
+    kept = daskrr.update_scores  # the same rows, with the landmarks as they were, if that is asked for
+    score(X[:400], tmp_path / "kept.zarr", 100)
+    assert kept(rows, tmp_path / "kept.zarr", refresh="never", progress=False)["update"]["refreshed"] is False
+
+
+def test_update__draws_landmarks_anew_if_asked(tmp_path):
+    X = stored(tmp_path, data(400))
+    score(X, tmp_path / "out.zarr")
+    append(X, data(50, seed=1))
+    found = update(X, tmp_path / "out.zarr", refresh="always")["update"]
+    assert (found["refreshed"], found["reason"]) == (True, "asked for")
+    score(X, tmp_path / "anew.zarr")
+    assert contents(tmp_path / "out.zarr") == contents(tmp_path / "anew.zarr")
+
+
+def test_update__keeps_a_tolerance_or_draws_landmarks_until_it_is_met(tmp_path):
+    rows = np.vstack([data(400, 2), data(20, 2, seed=1), data(60, 2, offset=30.0)])
+    X = stored(tmp_path, rows[:400])
+    options = {"tolerance": 0.3, "max_landmarks": 400}
+    first = score(X, tmp_path / "out.zarr", None, **options)
+    assert first["tolerance"]["met"]
+    append(X, rows[400:420])
+    kept = update(X, tmp_path / "out.zarr")
+    assert kept["tolerance"]["met"]
+    assert not kept["update"]["refreshed"]
+    append(X, rows[420:])
+    drawn = update(X, tmp_path / "out.zarr")
+    assert drawn["tolerance"]["met"]
+    assert drawn["update"]["refreshed"]
+    spent = sum(one["failure_probability"] for one in drawn["rounds"])
+    assert spent < drawn["certificate"]["failure_probability"]
+    exact = daskrr.exact.leverage_scores(rows, KERNEL, 1e-2)
+    found = daskrr.open_scores(tmp_path / "out.zarr")
+    assert (found["lower"][:] <= exact).all()
+    assert (exact <= found["upper"][:]).all()
+
+
+def test_update__of_unchanged_input_does_nothing(tmp_path, monkeypatch):
+    X = stored(tmp_path, data(400))
+    first = score(X, tmp_path / "out.zarr")
+    monkeypatch.setattr("daskrr.updating.score_job", lambda *_arguments: pytest.fail("it was done again"))
+    assert update(X, tmp_path / "out.zarr")["sum_of_scores"] == first["sum_of_scores"]
+
+
+def test_update__refuses_what_does_not_continue_the_rows(tmp_path):
+    rows = data(400)
+    with pytest.raises(InvalidData, match="no finished scores to update"):
+        update(rows, tmp_path / "out.zarr")
+    assert list(tmp_path.iterdir()) == []
+    score(rows, tmp_path / "out.zarr")
+    old = contents(tmp_path / "out.zarr")
+    changed = np.vstack([rows, rows])
+    changed[7] += 1e-9
+    for wrong, error, message in [
+        (rows[:300], SourceChanged, "has only 300"),
+        (rows + 1.0, SourceChanged, "has changed since"),
+        (changed, SourceChanged, "changed between the passes"),
+        (np.hstack([rows, rows]), InvalidData, "has 6 of dtype float64"),
+        (rows.astype(np.float32), InvalidData, "dtype float32"),
+    ]:
+        with pytest.raises(error, match=message):
+            update(wrong, tmp_path / "out.zarr")
+        assert contents(tmp_path / "out.zarr") == old
+        assert outputs.status(tmp_path / "out.zarr")["unfinished"] == []
+    with pytest.raises(InvalidParameter, match="refresh must be one of auto, always, never"):
+        update(rows, tmp_path / "out.zarr", refresh="sometimes")
+
+
+def test_update__notices_published_residuals_that_are_damaged(tmp_path):
+    rows = data(400)
+    score(rows[:320], tmp_path / "out.zarr")
+    zarr.open_array(tmp_path / "out.zarr" / "residual", mode="r+")[60] = 0.5
+    with pytest.raises(InvalidData, match="published residuals of rows 50–99"):
+        update(rows, tmp_path / "out.zarr", refresh="never")
+
+
+class Stop(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize(
+    ("offset", "step"),
+    [(0.0, 5), pytest.param(0.0, 1, marks=pytest.mark.slow), pytest.param(30.0, 1, marks=pytest.mark.slow)],
+)
+def test_update__goes_on_from_every_durable_write_to_the_same_bits(offset, step, tmp_path, monkeypatch):
+    rows = np.vstack([data(320), data(40, offset=offset)])
+    score(rows[:320], tmp_path / "reference.zarr")
+    old = contents(tmp_path / "reference.zarr")
+    update(rows, tmp_path / "reference.zarr")
+    new, write = contents(tmp_path / "reference.zarr"), Records.write
+    number, points = 0, 0
+    while True:
+        output, seen = tmp_path / f"{number}.zarr", []
+        score(rows[:320], output)
+
+        def counted(self, name, content, seen=seen, number=number):
+            if not name.endswith("/progress"):
+                if len(seen) == number:
+                    raise Stop
+                seen.append(name)
+            return write(self, name, content)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Records, "write", counted)
+            try:
+                update(rows, output)
+                break
+            except Stop:
+                pass
+        if not seen or not seen[-1].endswith("/publish"):
+            assert contents(output) == old, seen
+            assert daskrr.open_scores(output).summary["n_rows"] == 320
+        update(rows, output)
+        assert contents(output) == new, seen
+        number, points = number + step, points + 1
+    assert points * step > 10
+
+
+def test_histogram__knows_quantiles():
+    values = 10.0 ** np.random.default_rng(0).uniform(-10, 0, 20_000)
+    found = np.array(histogram.quantiles(histogram.count(values), [0.01, 0.5, 0.99]))
+    ratio = found / np.quantile(values, [0.01, 0.5, 0.99])
+    assert (ratio > 0.99).all()
+    assert (ratio < 1.07).all()
+    assert histogram.count(np.array([0.0, 1.0])).sum() == 2
+    assert histogram.quantiles(histogram.count(np.zeros(0)), [0.5]) is None
