@@ -32,6 +32,10 @@ class SourceUnreachable(DaskrrError, OSError):
     """A worker cannot open the input, or runs without daskrr or with another version of it."""
 
 
+class PoisonBlock(SourceUnreachable):
+    """A task ends every worker that it runs on, or does not end itself; what else there was to do is done and kept."""
+
+
 class KernelNotPositive(DaskrrError, ArithmeticError):
     """The kernel matrix of the landmarks has a negative eigenvalue beyond round-off."""
 

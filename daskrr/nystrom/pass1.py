@@ -1,5 +1,6 @@
 """From landmarks to a fitted sketch: their kernel matrix, its factor, and pass 1 over the rows."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
@@ -9,9 +10,10 @@ import numpy as np
 
 from daskrr.engine.journal import Journal
 from daskrr.engine.opaque import seal
-from daskrr.engine.passes import Run, Superblock, superblocks
+from daskrr.engine.passes import Block, Run, Superblock, raise_poison, superblocks
 from daskrr.engine.progress import Stage
 from daskrr.engine.scheduler import algebra, held
+from daskrr.errors import PoisonBlock
 from daskrr.kernels import Kernel
 from daskrr.numerics import reservoir
 from daskrr.numerics.algebra import check_resolution
@@ -111,14 +113,18 @@ def first_pass(
     journal = Sums(run, label, with_gram and targets is None)
     groups = superblocks(run.blocks)
     missing = [block for group in groups if group.index not in journal.known for block in group.blocks]
-    parts = run.executor.window(sketch.gram_tasks(payload, run.rows, missing, draws, with_gram, targets))
+    tasks = sketch.gram_tasks(payload, run.rows, missing, draws, with_gram, targets)
+    parts = run.executor.window(tasks, missing, spare=run.journal is not None)
     with Stage(run.report, title, total=len(run.blocks), total_rows=run.rows.n_rows) as stage:
         for group in groups:
             part, residuals = journal.known_part(group, stage) or _sum_parts(run, group, parts, stage, journal)
+            if journal.poison:
+                continue  # to record the other superblocks
             kept += residuals
             run.executor.settle(total)
             total = [run.executor.apply("add-grams", add_parts, *total, part)]
         journal.finish()
+        raise_poison(journal.poison)
     gram, drawn, totals = (
         run.executor.apply(name, pick, total[0])
         for name, pick in (("gram-sum", _gram), ("drawn-rows", _drawn), ("totals", _totals))
@@ -128,12 +134,16 @@ def first_pass(
 
 @dataclass(frozen=True)
 class Sums:
-    """Where the sums of superblocks are recorded under a label, if anywhere, with what is kept of each block."""
+    """Where the sums of superblocks are recorded under a label, if anywhere, with what is kept of each block.
+
+    A superblock with a block that kills its workers is left out, and the block is noted.
+    """
 
     run: Run
     label: str
     keeps: bool
     writing: list[Any] = field(default_factory=list)
+    poison: list[PoisonBlock] = field(default_factory=list)
 
     @cached_property
     def known(self) -> set[int]:
@@ -173,13 +183,19 @@ class Sums:
         ]  # fmt: skip
 
 
-def _sum_parts(run: Run, group: Superblock, parts: Iterator[Any], stage: Stage, journal: Sums) -> tuple[Any, list[Any]]:
+def _sum_parts(
+    run: Run, group: Superblock, parts: Iterator[tuple[Block, Any]], stage: Stage, journal: Sums
+) -> tuple[Any, list[Any]]:
     """Add the next parts, those of one superblock, from left to right, and record the sum."""
     total: list[Any] = []
     waiting: list[Any] = []
     residuals: list[Any] = []
-    for block in group.blocks:
-        part = next(parts)
+    spared = len(journal.poison)
+    for block, part in itertools.islice(parts, len(group.blocks)):
+        if isinstance(part, PoisonBlock):
+            journal.poison.append(part)
+        if len(journal.poison) > spared:
+            continue
         if journal.keeps:
             residuals.append(run.executor.apply("keep-residual", _kept, part))
         waiting.append(part)
@@ -189,6 +205,8 @@ def _sum_parts(run: Run, group: Superblock, parts: Iterator[Any], stage: Stage, 
             total = [run.executor.apply("add-grams", add_parts, *total, *waiting)]
             waiting = []
         stage.advance(rows=block.n_rows)
+    if len(journal.poison) > spared:
+        return None, []
     return total[0], journal.record(group, total[0], residuals)
 
 
