@@ -22,8 +22,10 @@ from distributed import KilledWorker, LocalCluster
 
 import daskrr
 from daskrr import arguments, errors, jobs, kernels
-from daskrr.apps import clusters, commands, wording
-from daskrr.apps.cli import KERNELS, main, sure_interrupts
+from daskrr.apps import clusters, commands, demonstration, parsing, telling, wording
+from daskrr.apps.cli import main
+from daskrr.apps.interrupts import sure_interrupts
+from daskrr.apps.options import KERNELS
 from daskrr.synthetic import clusters_with_outliers, planted_outliers, write_demo_store
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(daskrr.__file__).parents[1])}
@@ -181,7 +183,7 @@ class TestFailures:
 class TestKernelOptions:
     def make(self, **options):
         names = ("kernel", "length_scale", "nu", "degree", "offset", "scale", "order", "kernel_spec")
-        return commands.make_kernel({name: options.get(name) for name in names} | {"allow_function": ()})
+        return parsing.make_kernel({name: options.get(name) for name in names} | {"allow_function": ()})
 
     def test_every_simple_kernel_and_parameter_has_an_option(self):
         assert set(KERNELS) == set(kernels.KINDS) - {"scaled", "sum", "product", "function"}
@@ -637,7 +639,7 @@ def test_told__shows_a_message_once_and_leaves_the_log_as_it_was(capsys):
     log = logging.getLogger("daskrr")
     before = (log.level, list(log.handlers))
     for quiet in (False, True):
-        with commands._told(quiet):
+        with telling.told(quiet):
             for _ in range(2):
                 log.info("a round")
                 log.warning("a problem")
@@ -869,7 +871,7 @@ def test_demo_fails_when_planted_rows_are_not_found(tmp_path, monkeypatch):
             points, scores, kernels.Linear(), 1e-3, 2, random_state=0, progress=False, overwrite=True
         ) | {"dashboard": None}
 
-    monkeypatch.setattr(commands, "_score_demo", score_in_process)
+    monkeypatch.setattr(demonstration, "_score_demo", score_in_process)
     monkeypatch.setattr(commands.scoring, "top_rows", lambda *_, **__: [])
     result = invoke("demo", "--rows", 5000, "--directory", tmp_path)
     assert result.exit_code == 1
