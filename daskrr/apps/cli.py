@@ -30,6 +30,7 @@ from daskrr.apps.options import (
     quiet_option,
     regression_options,
     seed_option,
+    tls_options,
     workers_option,
 )
 
@@ -132,7 +133,7 @@ def score(**options: Any) -> None:
     Without --landmarks, landmarks are added until the intervals of the scores are tight. A job that was stopped goes on
     where it was if the same line is run again; one that is done is left as it is.
     """
-    _module("commands").score(**grouped(options))
+    _module("commands").score(**grouped(options, "kernel", "model", "cluster"))
 
 
 @main.command()
@@ -179,13 +180,14 @@ def top(**options: Any) -> None:
 @chosen_ridge_option
 @seed_option
 @click.option("--scheduler", metavar="ADDRESS", help="Running Dask scheduler; this process by default.")
+@tls_options
 @overwrite_option
 @json_option
 @quiet_option
 @debug_option
 def sample(**options: Any) -> None:
     """Draw rows by SCORES, an output of daskrr score, and write them with their weights to OUTPUT."""
-    _module("commands").sample(**options)
+    _module("commands").sample(**grouped(options, "cluster"))
 
 
 @main.command()
@@ -202,7 +204,7 @@ def sample(**options: Any) -> None:
 @debug_option
 def fit(**options: Any) -> None:
     """Fit kernel ridge regression of TARGETS on the rows of POINTS, and write it to MODEL."""
-    _module("regressions").fit(**grouped(options))
+    _module("regressions").fit(**grouped(options, "kernel", "model", "cluster"))
 
 
 @main.command()
@@ -242,7 +244,7 @@ def select(**options: Any) -> None:
 
     Landmarks are chosen anew for every length scale, at the geometric mean of the ridges if that matters.
     """
-    _module("regressions").select(**grouped(options))
+    _module("regressions").select(**grouped(options, "kernel", "model", "cluster"))
 
 
 @main.command()
@@ -259,8 +261,7 @@ def select(**options: Any) -> None:
 @debug_option
 def predict(**options: Any) -> None:
     """Predict the rows of POINTS with MODEL, an output of daskrr fit or select, and write the result to OUTPUT."""
-    functions, missing = options.pop("allow_function"), options.pop("missing_chunks")
-    _module("regressions").predict(**grouped(options), functions=functions, missing_chunks=missing)
+    _module("regressions").predict(**grouped(options, "cluster"))
 
 
 @main.command()
@@ -273,7 +274,7 @@ def predict(**options: Any) -> None:
 @debug_option
 def plan(**options: Any) -> None:
     """Show what scoring POINTS would read, hold and compute, without doing it."""
-    _module("commands").plan(**grouped(options))
+    _module("commands").plan(**grouped(options, "kernel", "model", "cluster"))
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def sample(
     points: str | None,
     ridge: float | None,
     random_state: int | None,
-    scheduler: str | None,
+    cluster: Mapping[str, Any],
     overwrite: bool,
     as_json: bool,
     quiet: bool,
@@ -112,7 +112,8 @@ def sample(
     """Run ``daskrr sample``."""
     if points is not None:
         refuse_file(points)
-    where = nullcontext() if scheduler is None else clusters.connect(scheduler, echo=silence if quiet else None)
+    elsewhere = cluster["scheduler"] is not None
+    where = clusters.connect(**cluster, echo=silence if quiet else None) if elsewhere else nullcontext()
     with told(quiet), where:
         drawn = samples.sample_rows(
             scores,

@@ -42,7 +42,7 @@ GROUPS = {
         "missing_chunks",
         "block_rows",
     ),
-    "cluster": ("scheduler", "workers", "memory_limit"),
+    "cluster": ("scheduler", "workers", "memory_limit", "tls_ca_file", "tls_cert", "tls_key", "require_tls"),
 }
 
 
@@ -187,14 +187,25 @@ regression_options = _all_of(
     click.option("--weights", type=click.Path(), help="Zarr array of sample weights; all 1 by default."),
     click.option("--intercept", is_flag=True, help="Fit a constant part that is not penalised."),
 )
+tls_options = _all_of(
+    click.option(
+        "--tls-ca-file", type=click.Path(), help="Authority that signed the scheduler's certificate, for tls://; PEM."
+    ),
+    click.option("--tls-cert", type=click.Path(), help="Certificate of this client, for tls://; PEM."),
+    click.option("--tls-key", type=click.Path(), help="Private key of --tls-cert; PEM."),
+    click.option(
+        "--require-tls", is_flag=True, help="Refuse a scheduler elsewhere that is not at tls://, instead of warning."
+    ),
+)
 cluster_options = _all_of(
     click.option("--scheduler", metavar="ADDRESS", help="Running Dask scheduler; embedded cluster by default."),
     workers_option,
     click.option("--memory-limit", metavar="SIZE", help="Memory per embedded worker, such as 2GiB."),
+    tls_options,
 )
 
 
-def grouped(options: dict[str, Any]) -> dict[str, Any]:
+def grouped(options: dict[str, Any], *groups: str) -> dict[str, Any]:
     """Put options that belong together under one name."""
-    found = {group: {name: options.pop(name) for name in names if name in options} for group, names in GROUPS.items()}
-    return options | {group: values for group, values in found.items() if values}
+    found = {group: {name: options.pop(name) for name in GROUPS[group] if name in options} for group in groups}
+    return options | found

@@ -123,7 +123,7 @@ def predict(
     model_path: str,
     points: str,
     output: str,
-    functions: Sequence[str],
+    allow_function: Sequence[str],
     std: bool,
     missing_chunks: str | None,
     cluster: Mapping[str, Any],
@@ -133,7 +133,7 @@ def predict(
 ) -> None:
     """Run ``daskrr predict``."""
     refuse_file(points)
-    model = load(model_path, functions)
+    model = load(model_path, allow_function)
     model.progress = not quiet
     if missing_chunks is not None:
         model.missing_chunks = missing_chunks
