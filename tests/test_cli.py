@@ -26,7 +26,8 @@ from daskrr import arguments, errors, jobs, kernels
 from daskrr.apps import clusters, commands, demonstration, parsing, telling, wording
 from daskrr.apps.cli import main
 from daskrr.apps.interrupts import sure_interrupts
-from daskrr.apps.options import KERNELS
+from daskrr.apps.options import KERNELS, SCHEMES, LengthScale
+from daskrr.nystrom import selection
 from daskrr.synthetic import clusters_with_outliers, planted_outliers, write_demo_store
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(daskrr.__file__).parents[1])}
@@ -103,7 +104,7 @@ class TestLightness:
         )
         assert done.stdout.strip() == "[]"
 
-    @pytest.mark.parametrize("command", ["", "demo", "convert", "score", "top", "sample", "plan"])
+    @pytest.mark.parametrize("command", ["", "demo", "convert", "score", "update", "run", "top", "sample", "plan"])
     def test_help(self, command):
         result = invoke(*command.split(), "--help")
         assert result.exit_code == 0
@@ -191,14 +192,21 @@ class TestKernelOptions:
         options = {parameter.name for parameter in main.commands["score"].params}
         assert {field.name for kind in KERNELS for field in fields(kernels.KINDS[kind])} <= options
 
+    def test_every_scheme_of_sampling_is_known_to_the_options(self):
+        assert SCHEMES == selection.SCHEMES
+
+    @pytest.mark.parametrize(("text", "scale"), [("5", 5.0), ("1,2.5,3", [1.0, 2.5, 3.0]), ("median", "median")])
+    def test_length_scales_are_read(self, text, scale):
+        assert LengthScale().convert(text, None, None) == scale
+
     @pytest.mark.parametrize(
         ("options", "kernel"),
         [
             ({"kernel": "linear"}, kernels.Linear()),
-            ({"kernel": "gaussian", "length_scale": "5"}, kernels.Gaussian(5.0)),
-            ({"kernel": "gaussian", "length_scale": "1,2.5,3"}, kernels.Gaussian((1.0, 2.5, 3.0))),
+            ({"kernel": "gaussian", "length_scale": 5.0}, kernels.Gaussian(5.0)),
+            ({"kernel": "gaussian", "length_scale": [1.0, 2.5, 3.0]}, kernels.Gaussian((1.0, 2.5, 3.0))),
             ({"kernel": "laplacian", "length_scale": "median"}, kernels.Laplacian("median")),
-            ({"kernel": "matern", "length_scale": "2", "nu": "0.5"}, kernels.Matern(2.0, 0.5)),
+            ({"kernel": "matern", "length_scale": 2.0, "nu": "0.5"}, kernels.Matern(2.0, 0.5)),
             (
                 {"kernel": "polynomial", "degree": 3, "offset": 0.0, "scale": 2.0},
                 kernels.Polynomial(3, 0.0, 2.0),

@@ -31,6 +31,7 @@ from daskrr.apps.options import (
     regression_options,
     seed_option,
     tls_options,
+    wait_option,
     workers_option,
 )
 
@@ -122,7 +123,7 @@ def convert(**options: Any) -> None:
 @model_options
 @interval_options
 @cluster_options
-@click.option("--wait", is_flag=True, help="Wait for another job that is at work on OUTPUT, instead of failing.")
+@wait_option
 @overwrite_option
 @json_option
 @quiet_option
@@ -134,6 +135,58 @@ def score(**options: Any) -> None:
     where it was if the same line is run again; one that is done is left as it is.
     """
     _module("commands").score(**grouped(options, "kernel", "model", "cluster"))
+
+
+@main.command()
+@click.argument("points", type=click.Path())
+@click.argument("output", type=click.Path())
+@click.option(
+    "--refresh",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    show_default=True,
+    help="Whether landmarks are drawn anew: when they no longer cover the rows, in any case, or not at all.",
+)
+@cluster_options
+@wait_option
+@json_option
+@quiet_option
+@debug_option
+def update(**options: Any) -> None:
+    """Bring the scores in OUTPUT up to date after rows were appended to the Zarr array POINTS.
+
+    Kernel, ridge and all other parameters are those of daskrr score before. Only the new rows are summed, with the
+    landmarks that are there, unless these no longer cover the data. Tells how the new rows differ from the old ones.
+    Readers see the old scores until the new ones are whole.
+    """
+    _module("commands").update(**grouped(options, "cluster"))
+
+
+def _show(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    """Print what is known of job files, and do nothing else."""
+    if value and not ctx.resilient_parsing:
+        click.echo(getattr(_module("jobfile"), str(parameter.name))(main.commands))
+        ctx.exit()
+
+
+@main.command()
+@click.argument("path", metavar="JOB", type=click.Path())
+@click.option("--check", is_flag=True, help="Only tell what is wrong with JOB, or what it would do and cost.")
+@click.option("--schema", is_flag=True, is_eager=True, expose_value=False, callback=_show, help="Show all keys.")
+@click.option("--example", is_flag=True, is_eager=True, expose_value=False, callback=_show, help="Show a job file.")
+@wait_option
+@overwrite_option
+@json_option
+@quiet_option
+@debug_option
+def run(**options: Any) -> None:
+    """Run the job that the TOML file JOB describes, whatever it needs.
+
+    Scores an input that was not scored yet, goes on with a job that was stopped, brings scores up to date if rows were
+    appended, and does nothing if nothing has changed, so that the same line can be run every night. Failures that may
+    pass are tried again. Relative paths in JOB start from its folder.
+    """
+    _module("runs").run(main.commands, **options)
 
 
 @main.command()

@@ -4,6 +4,7 @@ The function of a command takes its options by the names that :mod:`daskrr.apps.
 standard output, everything else to standard error.
 """
 
+import importlib
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -66,7 +67,8 @@ def score(
     quiet: bool,
 ) -> None:
     """Run ``daskrr score``."""
-    chosen, arguments = make_kernel(kernel), model_arguments(points, model)
+    refuse_file(points)
+    chosen, arguments = make_kernel(kernel), model_arguments(model)
     # Mistakes should be told, and finished work found, before a cluster is started.
     make_plan(points, chosen, **arguments)
     summary = scoring.published(points, output, chosen, overwrite=overwrite, **arguments)
@@ -76,6 +78,25 @@ def score(
                 points, output, chosen, overwrite=overwrite, wait=wait, progress=not quiet, **arguments
             )
     emit(summary, as_json, wording.scores)
+
+
+def update(
+    points: str, output: str, refresh: str, cluster: Mapping[str, Any], wait: bool, as_json: bool, quiet: bool
+) -> None:
+    """Run ``daskrr update``."""
+    refuse_file(points)
+    # Whether there are scores at all should be told before a cluster is started for them.
+    outputs.open_scores(output)
+    before = outputs.status(output)["published"]
+    with told(quiet), clusters.connect(**cluster, echo=silence if quiet else None):
+        summary = update_scores(points, output, refresh=refresh, wait=wait, progress=not quiet)
+    unchanged = outputs.status(output)["published"] == before
+    emit(summary, as_json, wording.unchanged if unchanged else wording.update)
+
+
+def update_scores(points: str, output: str, **options: Any) -> dict[str, Any]:
+    """Bring scores up to date."""
+    return importlib.import_module("daskrr.updating").update_scores(points, output, **options)
 
 
 def status(output: str, as_json: bool) -> None:
@@ -141,6 +162,7 @@ def plan(
     points: str, kernel: Mapping[str, Any], model: Mapping[str, Any], cluster: Mapping[str, Any], as_json: bool
 ) -> None:
     """Run ``daskrr plan``."""
+    refuse_file(points)
     workers = cluster["workers"] or clusters.CPU_COUNT
-    made = make_plan(points, make_kernel(kernel), workers=workers, **model_arguments(points, model))
+    made = make_plan(points, make_kernel(kernel), workers=workers, **model_arguments(model))
     emit(made.to_dict() if as_json else made, as_json, str)

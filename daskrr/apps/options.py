@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import click
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+SCHEMES = ("residual", "leverage", "diagonal", "uniform")
 KERNELS = ("linear", "gaussian", "laplacian", "matern", "polynomial", "cosine", "bernoulli")
 DEBUG = "daskrr.debug"
 # Options that travel together, by the parameter of the command that takes them.
@@ -46,6 +47,35 @@ GROUPS = {
 }
 
 
+class PathOr(click.ParamType):
+    """A path, unless it is one of some words, or JSON."""
+
+    name = "path"
+
+    def __init__(self, *words: str) -> None:
+        self._words = words
+
+    def is_path(self, value: str) -> bool:
+        """Whether this value is a path."""
+        return value not in self._words and not value.lstrip().startswith("{")
+
+
+class LengthScale(click.ParamType):
+    """A number, one for each feature with commas between, or the word median."""
+
+    name = "length scale"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read the text of an option."""
+        if value == "median":
+            return value
+        try:
+            scales = [float(part) for part in str(value).split(",")]
+        except ValueError:
+            self.fail(f"must be a number, numbers with commas between, or median, not {value!r}", param, ctx)
+        return scales[0] if len(scales) == 1 else scales
+
+
 def _remember_debug(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
     if value:
         ctx.meta[DEBUG] = True
@@ -84,6 +114,9 @@ missing_chunks_option = click.option(
     type=click.Choice(["refuse", "fill"]),
     help="What to do about chunks that were never written; refuse by default.",
 )
+wait_option = click.option(
+    "--wait", is_flag=True, help="Wait for another job that is at work on the output, instead of failing."
+)
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace what is there already.")
 workers_option = click.option(
     "--workers",
@@ -98,14 +131,21 @@ kernel_parameters = _all_of(
     click.option("--offset", type=float, help="Offset of the polynomial kernel."),
     click.option("--scale", type=float, help="Scale of the polynomial kernel."),
     click.option("--order", type=int, help="Order of the Bernoulli kernel."),
-    click.option("--kernel-spec", metavar="FILE|JSON", help="Kernel as JSON instead of the options above."),
+    click.option(
+        "--kernel-spec", type=PathOr(), metavar="FILE|JSON", help="Kernel as JSON instead of the options above."
+    ),
     click.option(
         "--allow-function", multiple=True, metavar="PACKAGE.MODULE:NAME", help="Function the spec may import."
     ),
 )
 kernel_options = _all_of(
     kernel_option,
-    click.option("--length-scale", metavar="NUMBER|median|A,B,...", help="Length scale, or one per feature."),
+    click.option(
+        "--length-scale",
+        type=LengthScale(),
+        metavar="NUMBER|median|A,B,...",
+        help="Length scale, or one per feature.",
+    ),
     kernel_parameters,
 )
 # The defaults are those of the library, which is handed what was given and nothing else.
@@ -161,6 +201,7 @@ landmark_options = _all_of(
     ),
     click.option(
         "--sampling",
+        type=PathOr(*SCHEMES),
         metavar="residual|leverage|diagonal|uniform|PATH",
         help="How landmarks are drawn, residual by default; or an array, .npy or Zarr, of probabilities or of row "
         "numbers.",

@@ -14,9 +14,8 @@ from daskrr import errors, kernels
 from daskrr.nystrom.selection import SCHEMES
 
 
-def model_arguments(points: str, model: Mapping[str, Any]) -> dict[str, Any]:
+def model_arguments(model: Mapping[str, Any]) -> dict[str, Any]:
     """Turn the options of the model that were given into arguments of the library."""
-    refuse_file(points)
     ridges, sampling = model.get("ridge"), model["sampling"]
     if model["n_landmarks"] is None and sampling in SCHEMES and sampling != "residual":
         raise click.UsageError("only residual sampling finds the number of landmarks; give it with --landmarks")
@@ -27,6 +26,7 @@ def model_arguments(points: str, model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_file(points: str) -> None:
+    """Tell what to do about a table that is no Zarr array yet."""
     if Path(points).is_file():
         raise errors.InvalidData(f"{points} is a file, not a Zarr array: turn it into one with 'daskrr convert'")
 
@@ -52,7 +52,9 @@ def make_kernel(options: Mapping[str, Any]) -> kernels.Kernel:
     if allowed:
         raise click.UsageError("--allow-function goes with --kernel-spec only")
     _check_parameters(kind, given)
-    return kernels.from_spec({"kernel": kind, **{name: _parsed(name, value) for name, value in given.items()}})
+    if "nu" in given:
+        given["nu"] = float(given["nu"])
+    return kernels.from_spec({"kernel": kind, **given})
 
 
 def parameters_of(kind: str) -> dict[str, dataclasses.Field]:
@@ -73,20 +75,6 @@ def _check_parameters(kind: str, given: Mapping[str, Any]) -> None:
 
 def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def _parsed(name: str, value: Any) -> Any:
-    if name == "nu":
-        return float(value)
-    if name != "length_scale" or value == "median":
-        return value
-    try:
-        scales = [float(part) for part in value.split(",")]
-    except ValueError as error:
-        raise click.UsageError(
-            f"--length-scale must be a number, numbers with commas between, or median, not {value!r}"
-        ) from error
-    return scales[0] if len(scales) == 1 else scales
 
 
 def _load_spec(text: str) -> Any:

@@ -34,7 +34,7 @@ def fit(
     """Run ``daskrr fit``."""
     if len(model["ridge"]) > 1:
         raise click.UsageError("a model has one --ridge")
-    arguments = {"certify": True} | model_arguments(points, model)
+    arguments = {"certify": True} | model_arguments(model)
     estimator = NystromKernelRidge(make_kernel(kernel), fit_intercept=intercept, progress=not quiet, **arguments)
     summary = _fitted(estimator, (points, targets, weights), model_path, cluster, overwrite, quiet)
     emit(summary, as_json, wording.model)
@@ -80,7 +80,7 @@ def select(
     quiet: bool,
 ) -> None:
     """Run ``daskrr select``."""
-    arguments = {"certify": True} | model_arguments(points, model)
+    arguments = {"certify": True} | model_arguments(model)
     estimator = NystromKernelRidgeCV(
         _candidates(kernel, length_scales), None if ridges is None else _numbers("--ridges", ridges), scoring=scoring,
         folds=folds, fit_intercept=intercept, progress=not quiet, **arguments,
@@ -95,7 +95,7 @@ def _candidates(kernel: Mapping[str, Any], length_scales: str | None) -> list[ke
         kernel = {**kernel, "kernel": "gaussian"}
     if length_scales is not None:
         scales = _numbers("--length-scales", length_scales)
-        return [make_kernel({**kernel, "length_scale": str(scale)}) for scale in scales]
+        return [make_kernel({**kernel, "length_scale": scale}) for scale in scales]
     given = [name for name, value in kernel.items() if value and name != "kernel"]
     if kernel["kernel"] == "gaussian" and not given:
         return None
