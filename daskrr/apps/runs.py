@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from daskrr.leverage import plan as make_plan
 
 log = logging.getLogger("daskrr")
 
-MAY_PASS = (SourceUnreachable, StoreFailed, KilledWorker, CommClosedError, ConnectionError, TimeoutError)
+# A lost scheduler shows as a cancelled future or as a closed connection.
+_OF_DASK = (KilledWorker, CommClosedError, CancelledError)
+MAY_PASS = (SourceUnreachable, StoreFailed, *_OF_DASK, ConnectionError, TimeoutError)
 
 
 @dataclass(frozen=True)

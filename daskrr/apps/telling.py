@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +25,7 @@ _EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (errors.DoesNotFit, 3),
     (distributed.KilledWorker, 3),
     (CommClosedError, 3),
+    (CancelledError, 3),
 )
 
 

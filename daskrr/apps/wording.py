@@ -134,9 +134,7 @@ def update(summary: Summary) -> str:
 
 def unchanged(summary: Summary) -> str:
     """That there was nothing to do."""
-    return (
-        f"nothing to do: {summary['output']} holds the scores of all {summary['n_rows']:,} rows, none of which changed"
-    )
+    return f"nothing to do: {summary['output']} holds the scores of all {summary['n_rows']:,} rows, which are unchanged"
 
 
 def outlook(summary: Summary) -> str:
