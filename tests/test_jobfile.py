@@ -622,9 +622,9 @@ def cluster(folder, port):
 
 @pytest.mark.slow
 def test_run__goes_on_by_itself_when_a_killed_scheduler_is_back(tmp_path):
-    write_points(tmp_path / "points.zarr", 200_000)
+    write_points(tmp_path / "points.zarr", 20_000)
     port = free_port()
-    text = JOB.replace("landmarks = 40", "landmarks = 400")
+    text = JOB.replace("certify = true", "certify = true\nblock-rows = 500")
     text += f'[cluster]\nscheduler = "tcp://127.0.0.1:{port}"\n[retries]\nattempts = 20\nwait = 0.5\n'
     (tmp_path / "job.toml").write_text(text)
     lines = []
@@ -642,16 +642,8 @@ def test_run__goes_on_by_itself_when_a_killed_scheduler_is_back(tmp_path):
     assert scheduler.returncode == -signal.SIGKILL
     assert any(line.startswith("attempt 1 of 20 failed") for line in lines)
     assert summary["action"] == "resume"
-    with clusters.connect(workers=1, echo=lambda line: None):
-        score_like(tmp_path, 400)
+    score(tmp_path, "reference.zarr", block_rows=500)
     assert contents(tmp_path / "scores.zarr") == contents(tmp_path / "reference.zarr")
-
-
-def score_like(folder, n_landmarks):
-    daskrr.score_to_zarr(
-        folder / "points.zarr", folder / "reference.zarr", kernels.Gaussian(2.0), 1e-3, n_landmarks, certify=True,
-        random_state=0, progress=False,
-    )  # fmt: skip
 
 
 def test_example__is_toml():
