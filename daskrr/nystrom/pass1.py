@@ -1,16 +1,16 @@
 """From landmarks to a fitted sketch: their kernel matrix, its factor, and pass 1 over the rows."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from daskrr.engine.journal import Journal
 from daskrr.engine.opaque import seal
-from daskrr.engine.passes import Block, Run, Superblock, raise_poison, superblocks
+from daskrr.engine.passes import Run, Superblock, raise_poison, superblocks
 from daskrr.engine.progress import Stage
 from daskrr.engine.scheduler import algebra, held
 from daskrr.errors import PoisonBlock
@@ -107,107 +107,115 @@ def first_pass(
     Residuals are not kept of rows with targets, since no pass 2 follows. ``payload`` is a handle of the factor of W, if
     it is not that of the sketch. A journal has the sums of every superblock under ``label``.
     """
-    kept: list[Any] = []
-    total: list[Any] = []
     payload = held(sketch.algebra, "whitener", run.executor) if payload is None else payload
-    journal = Sums(run, label, with_gram and targets is None)
-    groups = superblocks(run.blocks)
-    missing = [block for group in groups if group.index not in journal.known for block in group.blocks]
-    tasks = sketch.gram_tasks(payload, run.rows, missing, draws, with_gram, targets)
-    parts = run.executor.window(tasks, missing, spare=run.journal is not None)
+    tasks = partial(sketch.gram_tasks, payload, run.rows, draws=draws, with_gram=with_gram, targets=targets)
+    keeps = with_gram and targets is None
     with Stage(run.report, title, total=len(run.blocks), total_rows=run.rows.n_rows) as stage:
-        for group in groups:
-            part, residuals = journal.known_part(group, stage) or _sum_parts(run, group, parts, stage, journal)
-            if journal.poison:
-                continue  # to record the other superblocks
-            kept += residuals
-            run.executor.settle(total)
-            total = [run.executor.apply("add-grams", add_parts, *total, part)]
-        journal.finish()
-        raise_poison(journal.poison)
+        if run.journal is None:
+            total, kept = _sum_on_workers(run, tasks, keeps, stage)
+        else:
+            total, kept = Sums(run, run.journal, label, keeps).make(tasks, stage)
     gram, drawn, totals = (
-        run.executor.apply(name, pick, total[0])
+        run.executor.apply(name, pick, total)
         for name, pick in (("gram-sum", _gram), ("drawn-rows", _drawn), ("totals", _totals))
     )
     return FirstPass(payload, gram, kept, drawn, run.executor.value(totals))
 
 
+def _sum_on_workers(run: Run, tasks: Callable[..., Any], keeps: bool, stage: Stage) -> tuple[Any, list[Any]]:
+    """Add the parts of all superblocks where they are, each from left to right."""
+    kept: list[Any] = []
+    total: list[Any] = []
+    parts = run.executor.window(tasks(run.blocks), run.blocks)
+    for group in superblocks(run.blocks):
+        sums: list[Any] = []
+        waiting: list[Any] = []
+        for block, part in itertools.islice(parts, len(group.blocks)):
+            if keeps:
+                kept.append(run.executor.apply("keep-residual", _kept, part))
+            waiting.append(part)
+            if len(waiting) == ADDENDS or block is group.blocks[-1]:
+                # Sums are a chain. Waiting for the last link bounds how many parts lie on the workers.
+                run.executor.settle(sums)
+                sums = [run.executor.apply("add-grams", add_parts, *sums, *waiting)]
+                waiting = []
+            stage.advance(rows=block.n_rows)
+        run.executor.settle(total)
+        total = [run.executor.apply("add-grams", add_parts, *total, *sums)]
+    return total[0], kept
+
+
 @dataclass(frozen=True)
 class Sums:
-    """Where the sums of superblocks are recorded under a label, if anywhere, with what is kept of each block.
+    """Pass 1 by way of the journal, so that a worker that dies takes nothing with it but what it was at.
 
-    A superblock with a block that kills its workers is left out, and the block is noted.
+    Every block's part is laid aside, those of a superblock are added and recorded for good, and the sums of all
+    superblocks are added in the end.
     """
 
     run: Run
+    journal: Journal
     label: str
     keeps: bool
-    writing: list[Any] = field(default_factory=list)
-    poison: list[PoisonBlock] = field(default_factory=list)
+    writing: dict[int, Any] = field(default_factory=dict)
 
-    @cached_property
-    def known(self) -> set[int]:
-        """Superblocks that need not be summed again."""
-        return set() if self.run.journal is None else self.run.journal.done(f"{self.label}/sums")
+    def make(self, tasks: Callable[..., Any], stage: Stage) -> tuple[Any, list[Any]]:
+        """Handle of the sum over all rows, and references to what is kept of each block.
 
-    def known_part(self, group: Superblock, stage: Stage) -> tuple[Any, list[Any]] | None:
-        """Handles of a superblock that was recorded before."""
-        if self.run.journal is None or group.index not in self.known:
-            return None
-        for block in group.blocks:
+        Raises
+        ------
+        PoisonBlock
+            When all other superblocks are recorded.
+        """
+        groups = superblocks(self.run.blocks)
+        known = self.journal.done(f"{self.label}/sums")
+        for block in (block for group in groups if group.index in known for block in group.blocks):
             stage.advance(rows=block.n_rows)
-        part = self.run.executor.apply("read-sums", partial(_read_part, self.run.journal, self.label, group.index))
-        return part, self._references(group)
-
-    def record(self, group: Superblock, part: Any, residuals: list[Any]) -> list[Any]:
-        """Have a worker record a superblock; what refers to its residuals from then on."""
-        if self.run.journal is None:
-            return residuals
-        write = partial(_write_part, self.run.journal, self.label, group.index)
-        # One behind, so that the workers have blocks to work on meanwhile.
-        self.finish()
-        self.writing.append(self.run.executor.apply("write-sums", write, part, *residuals))
-        return self._references(group)
-
-    def finish(self) -> None:
-        """Wait until everything is recorded."""
-        self.run.executor.settle(self.writing)
-        self.writing.clear()
-
-    def _references(self, group: Superblock) -> list[Any]:
-        if not self.keeps or self.run.journal is None:
-            return []
-        return [
-            seal(KeptReference(self.run.journal, self.label, group.index, number))
+        self._record([group for group in groups if group.index not in known], tasks, stage)
+        total: list[Any] = []
+        for start in range(0, len(groups), ADDENDS):
+            numbers = [group.index for group in groups[start : start + ADDENDS]]
+            add = partial(_add_recorded, self.journal, self.label, numbers)
+            total = [self.run.executor.apply("add-sums", add, *total)]
+        references = [
+            seal(KeptReference(self.journal, self.label, group.index, number))
+            for group in groups
             for number in range(len(group.blocks))
-        ]  # fmt: skip
+            if self.keeps
+        ]
+        return total[0], references
 
+    def _record(self, groups: Sequence[Superblock], tasks: Callable[..., Any], stage: Stage) -> None:
+        """Sum the blocks of superblocks and record the sums."""
+        poison: list[PoisonBlock] = []
+        blocks = [block for group in groups for block in group.blocks]
+        place = {block.index: (group, number) for group in groups for number, block in enumerate(group.blocks)}
+        missing = {group.index: len(group.blocks) for group in groups}
+        parts = tasks(blocks, then=lambda block: partial(_lay_aside, *self._address(*place[block.index])))
+        for block, found in self.run.executor.window(parts, blocks, in_order=False, spare=True):
+            if isinstance(found, PoisonBlock):
+                poison.append(found)
+                continue
+            stage.advance(rows=block.n_rows)
+            group, _ = place[block.index]
+            missing[group.index] -= 1
+            if not missing[group.index]:
+                # One behind, so that the workers have blocks to work on meanwhile.
+                self._finish()
+                add = partial(_record_sums, self.journal, self.label, group.index, len(group.blocks))
+                self.writing[group.index] = self.run.executor.apply("write-sums", add)
+        self._finish()
+        raise_poison(poison)
 
-def _sum_parts(
-    run: Run, group: Superblock, parts: Iterator[tuple[Block, Any]], stage: Stage, journal: Sums
-) -> tuple[Any, list[Any]]:
-    """Add the next parts, those of one superblock, from left to right, and record the sum."""
-    total: list[Any] = []
-    waiting: list[Any] = []
-    residuals: list[Any] = []
-    spared = len(journal.poison)
-    for block, part in itertools.islice(parts, len(group.blocks)):
-        if isinstance(part, PoisonBlock):
-            journal.poison.append(part)
-        if len(journal.poison) > spared:
-            continue
-        if journal.keeps:
-            residuals.append(run.executor.apply("keep-residual", _kept, part))
-        waiting.append(part)
-        if len(waiting) == ADDENDS or block is group.blocks[-1]:
-            # Sums are a chain. Waiting for the last link bounds how many parts lie on the workers.
-            run.executor.settle(total)
-            total = [run.executor.apply("add-grams", add_parts, *total, *waiting)]
-            waiting = []
-        stage.advance(rows=block.n_rows)
-    if len(journal.poison) > spared:
-        return None, []
-    return total[0], journal.record(group, total[0], residuals)
+    def _address(self, group: Superblock, number: int) -> tuple[Journal, str, int]:
+        return self.journal, _parts(self.label, group.index), number
+
+    def _finish(self) -> None:
+        """Wait until what was added is recorded, and forget its parts."""
+        self.run.executor.settle(list(self.writing.values()))
+        for number in self.writing:
+            self.journal.discard(_parts(self.label, number))
+        self.writing.clear()
 
 
 @dataclass(frozen=True)
@@ -225,14 +233,35 @@ class KeptReference:
         return Kept(record["residual"], record["checksum"])
 
 
-def _write_part(journal: Journal, label: str, number: int, part: GramPart, *residuals: Kept) -> int:
-    """Record what is kept of the blocks first, since the sums tell that all is there."""
-    written = journal.write(f"{label}/kept", number, {"blocks": [vars(one) for one in residuals]})
-    return written + journal.write(f"{label}/sums", number, part.to_record())
+def _parts(label: str, group: int) -> str:
+    return f"{label}/parts/{group}"
 
 
-def _read_part(journal: Journal, label: str, number: int) -> GramPart:
-    return GramPart.from_record(journal.read(f"{label}/sums", number))
+def _lay_aside(journal: Journal, label: str, number: int, part: GramPart) -> None:
+    """Put the part of a block where any worker can read it, the matrix as it is, which costs least."""
+    kept = None if part.kept is None else vars(part.kept)
+    journal.lay_aside(label, number, part.to_record(whole=True) | {"kept": kept})
+
+
+def _record_sums(journal: Journal, label: str, group: int, count: int) -> None:
+    """Add the parts of a superblock from left to right and record the sum, and before it what is kept of each block.
+
+    The sums tell that all is there.
+    """
+    kept = []
+    total: list[GramPart] = []
+    for number in range(count):
+        record = journal.read(_parts(label, group), number)
+        kept.append(record.pop("kept"))
+        total = [add_parts(*total, GramPart.from_record(record))]
+    journal.write(f"{label}/kept", group, {"blocks": kept})
+    journal.write(f"{label}/sums", group, total[0].to_record())
+
+
+def _add_recorded(journal: Journal, label: str, groups: Sequence[int], *total: GramPart) -> GramPart:
+    for number in groups:
+        total = (add_parts(*total, GramPart.from_record(journal.read(f"{label}/sums", number))),)
+    return total[0]
 
 
 def _kept(part: GramPart) -> Kept | None:
