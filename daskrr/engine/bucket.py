@@ -47,8 +47,8 @@ class Bucket:
                 raise
             return None
 
-    def put(self, name: str, frame: Frame) -> None:
-        """Replace the record, whatever is there."""
+    def put(self, name: str, frame: Frame, lasting: bool = True) -> None:
+        """Replace the record, whatever is there; every one is lasting."""
         self._send(name, frame, "overwrite")
 
     def put_new(self, name: str, frame: Frame) -> bool:

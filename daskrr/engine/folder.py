@@ -49,13 +49,14 @@ class Folder:
                 return stored, _version(number, identity_of(stored))
         return None
 
-    def put(self, name: str, frame: Frame) -> None:
-        """Replace the record, whatever is there."""
+    def put(self, name: str, frame: Frame, lasting: bool = True) -> None:
+        """Replace the record, whatever is there; one that is not lasting may be lost with the power."""
         path = self._path(name)
         if not _exists(path + VERSIONS):
-            with _written(path, frame) as temporary:
+            with _written(path, frame, lasting) as temporary:
                 os.replace(temporary, path)
-                sync_folder(os.path.dirname(path))
+                if lasting:
+                    sync_folder(os.path.dirname(path))
         # Looked at again: whoever makes the first version reads the file only after this folder is there.
         while _exists(path + VERSIONS):
             number, identity = self._current_version(name)
@@ -219,15 +220,16 @@ def _remove(path: str) -> None:
 
 
 @contextlib.contextmanager
-def _written(path: str, frame: Frame) -> Iterator[str]:
-    """A complete and synchronized file beside ``path``, for as long as the block lasts."""
+def _written(path: str, frame: Frame, lasting: bool = True) -> Iterator[str]:
+    """A complete file beside ``path``, on the disk if it is to be lasting, for as long as the block lasts."""
     _make_folder(os.path.dirname(path))
     temporary = f"{path}+{secrets.token_hex(8)}"
     try:
         with open(temporary, "xb") as file:
             file.writelines(part.data for part in frame.parts)
             file.flush()
-            os.fsync(file.fileno())
+            if lasting:
+                os.fsync(file.fileno())
         yield temporary
     finally:
         _remove(temporary)

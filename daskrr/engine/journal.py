@@ -27,6 +27,14 @@ class Journal:
         """Record something for good; returns its bytes."""
         return self.records.write(f"{self.prefix}/{label}/{number}", content)
 
+    def lay_aside(self, label: str, number: int, content: dict[str, Any]) -> None:
+        """Record something until :meth:`discard`; a loss of power may take it."""
+        self.records.lay_aside(f"{self.prefix}/{label}/{number}", content)
+
+    def discard(self, label: str) -> None:
+        """Forget what was recorded under a label."""
+        self.records.delete(f"{self.prefix}/{label}")
+
     def read(self, label: str, number: int) -> dict[str, Any]:
         """What was recorded."""
         found = self.records.read(f"{self.prefix}/{label}/{number}")

@@ -31,7 +31,7 @@ class Store(Protocol):
     failures: tuple[type[Exception], ...]
 
     def get(self, name: str) -> tuple[Bytes, str] | None: ...
-    def put(self, name: str, frame: Frame) -> None: ...
+    def put(self, name: str, frame: Frame, lasting: bool = True) -> None: ...
     def put_new(self, name: str, frame: Frame) -> bool: ...
     def put_over(self, name: str, frame: Frame, expected: str) -> bool: ...
     def names(self, prefix: str) -> list[str]: ...
@@ -87,6 +87,12 @@ class Records:
         frame = encode(content)
         self._attempt(f"write the {frame.nbytes} bytes of", name, lambda: self._store.put(name, frame))
         return frame.nbytes
+
+    def lay_aside(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write a record for a while: it survives this process, but perhaps not a loss of power, and costs less."""
+        frame = encode(content)
+        what = f"write the {frame.nbytes} bytes of"
+        self._attempt(what, name, lambda: self._store.put(name, frame, lasting=False))
 
     def read(self, name: str) -> dict[str, Any] | None:
         """Read a record; None if there is none.

@@ -119,10 +119,10 @@ class GramPart:
     drawn: dict[str, Reservoir]
     moments: Moments | None = None
 
-    def to_record(self) -> dict[str, Any]:
-        """The sums as numbers and arrays, of the symmetric matrix one triangle."""
-        return {
-            "triangle": self.gram[np.tril_indices(len(self.gram))],
+    def to_record(self, whole: bool = False) -> dict[str, Any]:
+        """The sums as numbers and arrays, of the symmetric matrix one triangle, which takes half the room, or all."""
+        gram = {"gram": self.gram} if whole else {"triangle": self.gram[np.tril_indices(len(self.gram))]}
+        return gram | {
             "totals": asdict(self.totals),
             "drawn": {name: vars(one) for name, one in self.drawn.items()},
         }
@@ -130,10 +130,12 @@ class GramPart:
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "GramPart":
         """What :meth:`to_record` made."""
-        triangle = record["triangle"]
-        rank = (math.isqrt(8 * len(triangle) + 1) - 1) // 2
-        gram = np.zeros((rank, rank))
-        gram[np.tril_indices(rank)] = triangle
+        gram = record.get("gram")
+        if gram is None:
+            triangle = record["triangle"]
+            rank = (math.isqrt(8 * len(triangle) + 1) - 1) // 2
+            gram = np.zeros((rank, rank))
+            gram[np.tril_indices(rank)] = triangle
         drawn = {name: Reservoir(**one) for name, one in record["drawn"].items()}
         return cls(gram, None, Totals(**record["totals"]), drawn)
 

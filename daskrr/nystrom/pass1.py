@@ -1,17 +1,16 @@
 """From landmarks to a fitted sketch: their kernel matrix, its factor, and pass 1 over the rows."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from daskrr.engine.passes import Block, Run, Superblock, raise_poison, superblocks
+from daskrr.engine.passes import Run, superblocks
 from daskrr.engine.progress import Stage
 from daskrr.engine.scheduler import algebra, held
-from daskrr.errors import PoisonBlock
 from daskrr.kernels import Kernel
 from daskrr.numerics.algebra import check_resolution
 from daskrr.numerics.gram import Draw, GramPart, Kept, Totals
@@ -106,58 +105,41 @@ def first_pass(
     it is not that of the sketch. A journal has the sums of every superblock under ``label``.
     """
     payload = held(sketch.algebra, "whitener", run.executor) if payload is None else payload
-    sums = Sums(run, label, with_gram and targets is None, tuple(draws))
-    groups = superblocks(run.blocks)
-    missing = [block for group in groups for block in sums.missing(group)]
-    tasks = sketch.gram_tasks(payload, run.rows, missing, draws, with_gram, targets)
-    parts = run.executor.window(tasks, missing, spare=run.journal is not None)
+    tasks = partial(sketch.gram_tasks, payload, run.rows, draws=draws, with_gram=with_gram, targets=targets)
+    keeps = with_gram and targets is None
     with Stage(run.report, title, total=len(run.blocks), total_rows=run.rows.n_rows) as stage:
-        total, kept, others = sums.first(groups, stage)
-        whole = total
-        for group in others:
-            part, residuals = sums.known_part(group, stage) or _sum_parts(run, group, parts, sums, stage)
-            if sums.poison:
-                continue  # to record the other superblocks
-            kept += residuals
-            run.executor.settle(total)
-            total = [run.executor.apply("add-grams", add_parts, *total, part)]
-            whole = total if group.is_whole else whole
-        sums.finish([] if sums.poison else whole)
-        raise_poison(sums.poison)
+        if run.journal is None:
+            total, kept = _sum_on_workers(run, tasks, keeps, stage)
+        else:
+            total, kept = Sums(run, run.journal, label, keeps, tuple(draws)).make(tasks, stage)
     gram, drawn, totals = (
-        run.executor.apply(name, pick, total[0])
+        run.executor.apply(name, pick, total)
         for name, pick in (("gram-sum", _gram), ("drawn-rows", _drawn), ("totals", _totals))
     )
     return FirstPass(payload, gram, kept, drawn, run.executor.value(totals))
 
 
-def _sum_parts(
-    run: Run, group: Superblock, parts: Iterator[tuple[Block, Any]], sums: Sums, stage: Stage
-) -> tuple[Any, list[Any]]:
-    """Add the next parts, those of one superblock, from left to right, and record the sum."""
-    total, residuals = sums.ahead(group)
-    rest = total[0] if total else None
-    waiting: list[Any] = []
-    spared, ahead = len(sums.poison), sums.n_ahead(group)
-    stage.advance(ahead, sum(block.n_rows for block in group.blocks[:ahead]))
-    for number, (block, part) in enumerate(itertools.islice(parts, len(group.blocks) - ahead), ahead + 1):
-        if isinstance(part, PoisonBlock):
-            sums.poison.append(part)
-        if len(sums.poison) > spared:
-            continue
-        if sums.keeps:
-            residuals.append(run.executor.apply("keep-residual", _kept, part))
-        waiting.append(part)
-        if len(waiting) == ADDENDS or number in (group.n_whole, len(group.blocks)):
-            # Sums are a chain. Waiting for the last link bounds how many parts lie on the workers.
-            run.executor.settle(total)
-            total = [run.executor.apply("add-grams", add_parts, *total, *waiting)]
-            waiting = []
-            rest = total[0] if number == group.n_whole else rest
-        stage.advance(rows=block.n_rows)
-    if len(sums.poison) > spared:
-        return None, []
-    return total[0], sums.record(group, total[0], None if group.is_whole else rest, residuals)
+def _sum_on_workers(run: Run, tasks: Callable[..., Any], keeps: bool, stage: Stage) -> tuple[Any, list[Any]]:
+    """Add the parts of all superblocks where they are, each from left to right."""
+    kept: list[Any] = []
+    total: list[Any] = []
+    parts = run.executor.window(tasks(run.blocks), run.blocks)
+    for group in superblocks(run.blocks):
+        sums: list[Any] = []
+        waiting: list[Any] = []
+        for block, part in itertools.islice(parts, len(group.blocks)):
+            if keeps:
+                kept.append(run.executor.apply("keep-residual", _kept, part))
+            waiting.append(part)
+            if len(waiting) == ADDENDS or block is group.blocks[-1]:
+                # Sums are a chain. Waiting for the last link bounds how many parts lie on the workers.
+                run.executor.settle(sums)
+                sums = [run.executor.apply("add-grams", add_parts, *sums, *waiting)]
+                waiting = []
+            stage.advance(rows=block.n_rows)
+        run.executor.settle(total)
+        total = [run.executor.apply("add-grams", add_parts, *total, *sums)]
+    return total[0], kept
 
 
 def _kept(part: GramPart) -> Kept | None:

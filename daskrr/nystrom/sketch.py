@@ -150,6 +150,10 @@ def gram_task(
     return gram_block(whitener_of(payload, kernel, dtype), pieces(source), start, draws, with_gram, found)
 
 
+def _and_then(then: Callable[[GramPart], Any], work: Callable[..., GramPart], *arguments: Any) -> Any:
+    return then(work(*arguments))
+
+
 def _targets(source: Any, start: int, weighted: bool, origin: NDArray[np.float64], folds: Folds | None) -> Targets:
     values = read_targets(source, start) - origin
     if folds is None:
@@ -305,8 +309,9 @@ class NystromSketch:
         draws: dict[str, Draw],
         with_gram: bool,
         targets: TargetRows | None = None,
+        then: Callable[[Block], Callable[[GramPart], Any]] | None = None,
     ) -> Iterator[Delayed]:
-        """The tasks of pass 1, to which ``payload`` is the factor of W."""
+        """The tasks of pass 1, to which ``payload`` is the factor of W; ``then`` says what each does with its part."""
         about = None if targets is None else (targets.origin, targets.folds)
         work = partial(gram_task, self.kernel, self.dtype, draws, with_gram, about)
         rows = rows.anew(f"gram-{self.run}")
@@ -314,7 +319,8 @@ class NystromSketch:
         y = None if targets is None else targets.rows.anew(f"targets-{self.run}")
         for b in blocks:
             more = [] if y is None else [y.source(b.start, b.stop)]
-            yield task(name, self.run, b.index, work, payload, rows.source(b.start, b.stop), b.start, *more)
+            call = work if then is None else partial(_and_then, then(b), work)
+            yield task(name, self.run, b.index, call, payload, rows.source(b.start, b.stop), b.start, *more)
 
     def score_tasks(
         self,

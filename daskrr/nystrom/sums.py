@@ -4,9 +4,9 @@ Sums are added from left to right, within a superblock and then over superblocks
 the sum of the whole superblocks of an earlier one, and from that of the whole blocks after them, to the same bits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from daskrr.engine.journal import Journal
 from daskrr.engine.opaque import seal
-from daskrr.engine.passes import Block, Run, Superblock
+from daskrr.engine.passes import Block, Run, Superblock, raise_poison, superblocks
 from daskrr.engine.progress import Stage
 from daskrr.engine.storage import checksum
 from daskrr.errors import InvalidData, PoisonBlock
@@ -26,6 +26,8 @@ from daskrr.nystrom.sketch import kept_of
 
 # Of the whole superblocks, and of the whole blocks after them; see Earlier.
 WHOLE, REST = "base-whole", "base-rest"
+# Sums of superblocks that one task adds.
+ADDENDS = 4
 
 
 @dataclass(frozen=True)
@@ -104,109 +106,167 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Sums:
-    """The sums of a pass under a label, recorded if the run has a journal; ``names`` of what is drawn meanwhile.
+    """Pass 1 by way of the journal, so that a worker that dies takes nothing with it but what it was at.
 
-    A superblock with a block that kills its workers is left out, and the block is noted.
+    Every block's part is laid aside, those of a superblock are added and recorded for good, and the sums of all
+    superblocks are added in the end. ``names`` are those of what is drawn meanwhile.
     """
 
     run: Run
+    journal: Journal
     label: str
     keeps: bool
     names: tuple[str, ...]
-    writing: list[Any] = field(default_factory=list)
-    poison: list[PoisonBlock] = field(default_factory=list)
-
-    @cached_property
-    def known(self) -> set[int]:
-        """Superblocks that need not be summed again."""
-        return set() if self.run.journal is None else self.run.journal.done(f"{self.label}/sums")
+    writing: dict[int, Any] = field(default_factory=dict)
 
     @property
     def earlier(self) -> Earlier | None:
-        """What an earlier run has left, if this pass goes on from it."""
+        """What this pass goes on from, if anything."""
         return self.run.earlier if self.keeps else None
 
-    def missing(self, group: Superblock) -> Sequence[Block]:
-        """Blocks of a superblock that have to be computed."""
-        if group.index in self.known or (self.earlier and group.index < self.earlier.superblocks):
-            return ()
-        return group.blocks[self.n_ahead(group) :]
+    def make(self, tasks: Callable[..., Any], stage: Stage) -> tuple[Any, list[Any]]:
+        """Handle of the sum over all rows, and references to what is kept of each block.
 
-    def n_ahead(self, group: Superblock) -> int:
+        Raises
+        ------
+        PoisonBlock
+            When all other superblocks are recorded.
+        """
+        groups = superblocks(self.run.blocks)
+        done = 0 if self.earlier is None else self.earlier.superblocks
+        known = self.journal.done(f"{self.label}/sums")
+        missing = [group for group in groups[done:] if group.index not in known]
+        blocks = [block for group in missing for block in group.blocks[self._n_ahead(group) :]]
+        stage.advance(len(self.run.blocks) - len(blocks), self.run.rows.n_rows - sum(b.n_rows for b in blocks))
+        self._record(missing, blocks, tasks, stage)
+        return self._total(groups[done:]), self._references(groups, done) if self.keeps else []
+
+    def _n_ahead(self, group: Superblock) -> int:
         """How many of its blocks an earlier run has summed."""
-        return self.earlier.blocks if self.earlier and group.index == self.earlier.superblocks else 0
+        return self.earlier.blocks if self.earlier is not None and group.index == self.earlier.superblocks else 0
 
-    def ahead(self, group: Superblock) -> tuple[list[Any], list[Any]]:
-        """Handles of the sum of those blocks, none or one, and of what is kept of each."""
-        if self.earlier is None or not self.n_ahead(group):
-            return [], []
-        return [self._read(REST)], list(self.earlier.references(group.blocks[: self.n_ahead(group)]))
+    def _record(
+        self, groups: Sequence[Superblock], blocks: Sequence[Block], tasks: Callable[..., Any], stage: Stage
+    ) -> None:
+        """Sum the blocks of superblocks and record the sums."""
+        poison: list[PoisonBlock] = []
+        place = {block.index: (group, number) for group in groups for number, block in enumerate(group.blocks)}
+        missing = {group.index: len(group.blocks) - self._n_ahead(group) for group in groups}
+        parts = tasks(blocks, then=lambda block: partial(_lay_aside, *self._address(*place[block.index])))
+        for block, found in self.run.executor.window(parts, blocks, in_order=False, spare=True):
+            if isinstance(found, PoisonBlock):
+                poison.append(found)
+                continue
+            stage.advance(rows=block.n_rows)
+            group, _ = place[block.index]
+            missing[group.index] -= 1
+            if not missing[group.index]:
+                # One behind, so that the workers have blocks to work on meanwhile.
+                self._finish()
+                self.writing[group.index] = self.run.executor.apply("write-sums", self._sum_of(group))
+        self._finish()
+        raise_poison(poison)
 
-    def first(self, groups: Sequence[Superblock], stage: Stage) -> tuple[list[Any], list[Any], Sequence[Superblock]]:
-        """Handles of the sum of superblocks that are summed already, none or one, and of what is kept; the others."""
-        if self.earlier is None or not self.earlier.superblocks:
-            return [], [], groups
-        done = groups[: self.earlier.superblocks]
-        blocks = [block for group in done for block in group.blocks]
-        stage.advance(len(blocks), blocks[-1].stop)
-        kept: list[Any] = list(self.earlier.references(blocks))
-        return [self._read(WHOLE)], kept, groups[len(done) :]
+    def _address(self, group: Superblock, number: int) -> tuple[Journal, str, int]:
+        return self.journal, _parts(self.label, group.index), number
 
-    def _read(self, label: str) -> Any:
-        if self.earlier is None:
-            raise RuntimeError("there is nothing to go on from")
-        return self.run.executor.apply("read-sums", partial(_read_base, self.earlier.journal, label, self.names))
+    def _sum_of(self, group: Superblock) -> "SuperblockSum":
+        ahead = self._n_ahead(group)
+        before = [] if self.earlier is None else self.earlier.references(group.blocks[:ahead])
+        source = None if self.earlier is None or not ahead else self.earlier.journal
+        rest = group.n_whole if self.keeps and not group.is_whole else 0
+        return SuperblockSum(self.journal, self.label, group.index, len(group.blocks), before, source, rest, self.names)
 
-    def known_part(self, group: Superblock, stage: Stage) -> tuple[Any, list[Any]] | None:
-        """Handles of a superblock that was recorded before: its sum, and what is kept of its blocks."""
-        if self.run.journal is None or group.index not in self.known:
-            return None
-        stage.advance(len(group.blocks), sum(block.n_rows for block in group.blocks))
-        part = self.run.executor.apply("read-sums", partial(_read_part, self.run.journal, self.label, group.index))
-        return part, self._references(group)
-
-    def record(self, group: Superblock, part: Any, rest: Any, kept: list[Any]) -> list[Any]:
-        """Have a worker record a superblock, and the sum of its whole blocks; what refers to its residuals then."""
-        if self.run.journal is None:
-            return kept
-        write = partial(_write_part, self.run.journal, self.label, group.index)
-        # One behind, so that the workers have blocks to work on meanwhile.
-        self._settle()
-        self.writing.append(self.run.executor.apply("write-sums", write, part, rest if self.keeps else None, *kept))
-        return self._references(group)
-
-    def finish(self, whole: list[Any]) -> None:
-        """Wait until everything is recorded, the sum of all whole superblocks too."""
-        if self.run.journal is not None and self.keeps and whole:
-            self.writing.append(self.run.executor.apply("write-sums", partial(_write_base, self.run.journal), *whole))
-        self._settle()
-
-    def _settle(self) -> None:
-        self.run.executor.settle(self.writing)
+    def _finish(self) -> None:
+        """Wait until what was added is recorded, and forget its parts."""
+        self.run.executor.settle(list(self.writing.values()))
+        for number in self.writing:
+            self.journal.discard(_parts(self.label, number))
         self.writing.clear()
 
-    def _references(self, group: Superblock) -> list[Any]:
-        if not self.keeps or self.run.journal is None:
-            return []
-        numbers = range(len(group.blocks))
-        return [seal(Recorded(self.run.journal, self.label, group.index, number)) for number in numbers]
+    def _total(self, groups: Sequence[Superblock]) -> Any:
+        """Handle of the sum over all rows; that of all whole superblocks is recorded for a later run."""
+        apply = self.run.executor.apply
+        total: list[Any] = []
+        if self.earlier is not None and self.earlier.superblocks:
+            total = [apply("read-sums", partial(_read_base, self.earlier.journal, WHOLE, self.names))]
+        whole = [group.index for group in groups if group.is_whole]
+        for start in range(0, len(whole), ADDENDS):
+            add = partial(_add_recorded, self.journal, self.label, whole[start : start + ADDENDS])
+            total = [apply("add-sums", add, *total)]
+        if total and self.keeps:
+            self.run.executor.settle([apply("write-sums", partial(_write_base, self.journal), *total)])
+        rest = [group.index for group in groups if not group.is_whole]
+        return apply("add-sums", partial(_add_recorded, self.journal, self.label, rest), *total)
+
+    def _references(self, groups: Sequence[Superblock], done: int) -> list[Any]:
+        before = [block for group in groups[:done] for block in group.blocks]
+        kept: list[Any] = [] if self.earlier is None else list(self.earlier.references(before))
+        return kept + [
+            seal(Recorded(self.journal, self.label, group.index, number))
+            for group in groups[done:]
+            for number in range(len(group.blocks))
+        ]
 
 
-def _write_part(journal: Journal, label: str, number: int, part: GramPart, rest: GramPart | None, *kept: Any) -> int:
-    """Record what is kept of the blocks first, since the sums tell that all is there."""
-    blocks = [vars(kept_of(one)) for one in kept]
-    written = journal.write(f"{label}/kept", number, {"blocks": blocks})
-    if rest is not None:
-        written += journal.write_one(REST, rest.to_record())
-    return written + journal.write(f"{label}/sums", number, part.to_record())
+@dataclass(frozen=True)
+class SuperblockSum:
+    """Adds the parts of a superblock from left to right and records the sum, and before it what is kept of each block.
+
+    Attributes
+    ----------
+    before, source
+        References to what is kept of the first blocks, and where their sum is, if an earlier run has them.
+    rest
+        How many blocks, if any, a later run with more rows will go on from.
+    """
+
+    journal: Journal
+    label: str
+    group: int
+    count: int
+    before: Sequence[bytes]
+    source: Journal | None
+    rest: int
+    names: tuple[str, ...]
+
+    def __call__(self) -> None:
+        """Do so; the sums tell that all is there."""
+        kept = [vars(kept_of(one)) for one in self.before]
+        total = [] if self.source is None else [_read_base(self.source, REST, self.names)]
+        if self.before:
+            self._note(total, len(self.before))
+        for number in range(len(self.before), self.count):
+            record = self.journal.read(_parts(self.label, self.group), number)
+            kept.append(record.pop("kept"))
+            total = [add_parts(*total, GramPart.from_record(record))]
+            self._note(total, number + 1)
+        self.journal.write(f"{self.label}/kept", self.group, {"blocks": kept})
+        self.journal.write(f"{self.label}/sums", self.group, total[0].to_record())
+
+    def _note(self, total: list[GramPart], count: int) -> None:
+        if count == self.rest:
+            self.journal.write_one(REST, total[0].to_record())
+
+
+def _parts(label: str, group: int) -> str:
+    return f"{label}/parts/{group}"
+
+
+def _lay_aside(journal: Journal, label: str, number: int, part: GramPart) -> None:
+    """Put the part of a block where any worker can read it, the matrix as it is, which costs least."""
+    kept = None if part.kept is None else vars(part.kept)
+    journal.lay_aside(label, number, part.to_record(whole=True) | {"kept": kept})
+
+
+def _add_recorded(journal: Journal, label: str, groups: Sequence[int], *total: GramPart) -> GramPart:
+    for number in groups:
+        total = (add_parts(*total, GramPart.from_record(journal.read(f"{label}/sums", number))),)
+    return total[0]
 
 
 def _write_base(journal: Journal, part: GramPart) -> int:
     return journal.write_one(WHOLE, part.to_record())
-
-
-def _read_part(journal: Journal, label: str, number: int) -> GramPart:
-    return GramPart.from_record(journal.read(f"{label}/sums", number))
 
 
 def _read_base(journal: Journal, label: str, names: tuple[str, ...]) -> GramPart:
