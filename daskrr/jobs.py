@@ -89,8 +89,11 @@ def check(store: JobStore, wanted: dict[str, Any], overwrite: bool) -> dict[str,
     """
     committed = store.committed
     if committed is None:
-        if not store.is_begun:
+        try:
             OutputStore(store.target, overwrite)
+        except OutputExists:
+            if not store.is_of_a_job:
+                raise
         for generation in [] if overwrite else store.unfinished:
             begun = store.job(generation)["parameters"]
             if begun != wanted:

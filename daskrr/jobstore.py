@@ -46,6 +46,12 @@ class JobStore:
         return STATE in self.place.below("")
 
     @property
+    def is_of_a_job(self) -> bool:
+        """Whether a job made what is there; it may be at its very beginning, or have been killed there."""
+        names = self.place.below("")
+        return STATE in names or (not names and os.path.isdir(self.target))
+
+    @property
     def committed(self) -> dict[str, Any] | None:
         """The commit record, if anything was published."""
         return self.records.read(COMMIT)
