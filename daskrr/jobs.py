@@ -6,7 +6,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from daskrr.errors import (
     OutputExists,
     RidgeTooSmall,
     SourceChanged,
+    StoreFailed,
 )
 from daskrr.fitting import versions
 from daskrr.identity import difference, fingerprint, has_grown, is_same, parameters_of
@@ -189,7 +190,8 @@ class Work:
             self.forget()
         elif isinstance(error, Exception):
             text = redact(f"{type(error).__name__}: {error}")
-            self.store.records.write(f"{self.generation}/error", {"text": text})
+            with suppress(StoreFailed):  # it may be the very reason
+                self.store.records.write(f"{self.generation}/error", {"text": text})
 
     def forget(self) -> None:
         """Drop what it has finished."""
