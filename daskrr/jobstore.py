@@ -16,6 +16,7 @@ import zarr
 from daskrr.engine.addresses import locate, redact
 from daskrr.engine.journal import Journal
 from daskrr.engine.places import METADATA, Staged, array_at, blueprint, holds_jobs, listing, metadata_of, open_place
+from daskrr.engine.published import of_one_generation
 from daskrr.engine.records import Records
 from daskrr.engine.storage import FORMAT, RESULT_KEY, open_stored
 from daskrr.errors import InvalidData
@@ -145,7 +146,7 @@ class JobStore:
 
 
 def open_published(path: str | os.PathLike) -> zarr.Group:
-    """Open finished scores for reading.
+    """Open finished scores for reading; if others take their place, reads fail.
 
     Raises
     ------
@@ -154,14 +155,14 @@ def open_published(path: str | os.PathLike) -> zarr.Group:
     """
     store = JobStore(path) if holds_jobs(locate(path)) else None
     if store is None or not store.is_begun:  # stored as a whole, not by a job
-        return open_stored(path, "scores")
+        return of_one_generation(open_stored(path, "scores"), redact(locate(path)))
     deadline = time.monotonic() + EXCHANGE_SECONDS
     while True:
         committed = store.committed
         if committed is None:
             raise InvalidData(f"{store} has an unfinished job and no finished scores. Run it again to finish it.")
         with suppress(InvalidData):
-            group = open_stored(path, "scores")
+            group = of_one_generation(open_stored(path, "scores"), str(store))
             about: Any = group.attrs[RESULT_KEY]
             if about.get("generation") == committed["generation"]:
                 return group
