@@ -7,6 +7,7 @@ checks hold, the arrays are moved into the group, their metadata last, and a com
 
 import os
 import time
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -100,6 +101,7 @@ class JobStore:
         group.attrs[RESULT_KEY] = about
         metadata = {f"{name}/{METADATA}": metadata_of(array) for name, array in staged.arrays.items()}
         metadata[METADATA] = metadata_of(zarr.open_group(group.store, mode="r"))
+        commit = {**commit, "metadata": {key: zlib.crc32(text.encode()) for key, text in metadata.items()}}
         self.records.write(f"{generation}/publish", {"commit": commit, "metadata": metadata})
         self.finish_publishing(generation)
 
