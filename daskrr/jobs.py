@@ -6,7 +6,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from daskrr.errors import (
     OutputExists,
     RidgeTooSmall,
     SourceChanged,
+    StoreFailed,
     UnreadableData,
 )
 from daskrr.fitting import versions
@@ -90,12 +91,16 @@ def check(store: JobStore, wanted: dict[str, Any], overwrite: bool) -> dict[str,
     """
     committed = store.committed
     if committed is None:
-        if not store.is_begun:
+        try:
             OutputStore(store.target, overwrite)
+        except OutputExists:
+            if not store.is_of_a_job:
+                raise
         for generation in [] if overwrite else store.unfinished:
             begun = store.job(generation)["parameters"]
             if begun != wanted:
-                raise OutputExists(f"{store} holds an unfinished job: {difference(begun, wanted)}. {ADVICE}")
+                kind = InputGrown if has_grown(begun, wanted) else OutputExists
+                raise kind(f"{store} holds an unfinished job: {difference(begun, wanted)}. {ADVICE}")
         return None
     if overwrite:
         return None
@@ -203,7 +208,8 @@ class Work:
             self.forget()
         elif isinstance(error, Exception):
             text = redact(f"{type(error).__name__}: {error}")
-            self.store.records.write(f"{self.generation}/error", {"text": text})
+            with suppress(StoreFailed):  # it may be the very reason
+                self.store.records.write(f"{self.generation}/error", {"text": text})
 
     def forget(self) -> None:
         """Drop what it has finished."""

@@ -7,6 +7,7 @@ checks hold, the arrays are moved into the group, their metadata last, and a com
 
 import os
 import time
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -16,6 +17,7 @@ import zarr
 from daskrr.engine.addresses import locate, redact
 from daskrr.engine.journal import Journal
 from daskrr.engine.places import METADATA, Staged, array_at, blueprint, holds_jobs, listing, metadata_of, open_place
+from daskrr.engine.published import of_one_generation
 from daskrr.engine.records import Records
 from daskrr.engine.storage import FORMAT, RESULT_KEY, open_stored
 from daskrr.errors import InvalidData
@@ -44,6 +46,12 @@ class JobStore:
     def is_begun(self) -> bool:
         """Whether there is any state at all."""
         return STATE in self.place.below("")
+
+    @property
+    def is_of_a_job(self) -> bool:
+        """Whether a job made what is there; it may be at its very beginning, or have been killed there."""
+        names = self.place.below("")
+        return STATE in names or (not names and os.path.isdir(self.target))
 
     @property
     def committed(self) -> dict[str, Any] | None:
@@ -93,6 +101,7 @@ class JobStore:
         group.attrs[RESULT_KEY] = about
         metadata = {f"{name}/{METADATA}": metadata_of(array) for name, array in staged.arrays.items()}
         metadata[METADATA] = metadata_of(zarr.open_group(group.store, mode="r"))
+        commit = {**commit, "metadata": {key: zlib.crc32(text.encode()) for key, text in metadata.items()}}
         self.records.write(f"{generation}/publish", {"commit": commit, "metadata": metadata})
         self.finish_publishing(generation)
 
@@ -139,7 +148,7 @@ class JobStore:
 
 
 def open_published(path: str | os.PathLike) -> zarr.Group:
-    """Open finished scores for reading.
+    """Open finished scores for reading; if others take their place, reads fail.
 
     Raises
     ------
@@ -148,14 +157,14 @@ def open_published(path: str | os.PathLike) -> zarr.Group:
     """
     store = JobStore(path) if holds_jobs(locate(path)) else None
     if store is None or not store.is_begun:  # stored as a whole, not by a job
-        return open_stored(path, "scores")
+        return of_one_generation(open_stored(path, "scores"), redact(locate(path)))
     deadline = time.monotonic() + EXCHANGE_SECONDS
     while True:
         committed = store.committed
         if committed is None:
             raise InvalidData(f"{store} has an unfinished job and no finished scores. Run it again to finish it.")
         with suppress(InvalidData):
-            group = open_stored(path, "scores")
+            group = of_one_generation(open_stored(path, "scores"), str(store))
             about: Any = group.attrs[RESULT_KEY]
             if about.get("generation") == committed["generation"]:
                 return group

@@ -1,6 +1,7 @@
 """What is known of an output: its published scores, whether they are as they were written, and how far its job is."""
 
 import os
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,13 +12,14 @@ from numpy.typing import NDArray
 from daskrr.engine.addresses import redact
 from daskrr.engine.lease import describe
 from daskrr.engine.passes import split, superblocks
+from daskrr.engine.places import read_key
 from daskrr.engine.storage import RESULT_KEY, checksum
 from daskrr.errors import InvalidData
 from daskrr.jobstore import JobStore, open_published
 
 
 def verify(path: str | os.PathLike) -> list[str]:
-    """Read all published arrays again; what does not agree with the checksums that were taken when they were written.
+    """Read all that is published again; what does not agree with the checksums that were taken when it was written.
 
     Raises
     ------
@@ -28,7 +30,11 @@ def verify(path: str | os.PathLike) -> list[str]:
     committed = store.committed
     if committed is None:
         raise InvalidData(f"{store} has no commit record: there are no finished scores to verify.")
-    found = []
+    found = [
+        f"{key}: is not what was written"
+        for key, digest in committed["metadata"].items()
+        if zlib.crc32(read_key(store.place.store, key) or b"") != digest
+    ]
     for name, digests in committed["digests"].items():
         found += _damage(store, name, digests, committed)
     return found

@@ -18,7 +18,7 @@ from daskrr.errors import LeaseHeld, LeaseLost
 
 GENEROUS = 120
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["pytest", "daskrr.engine.lease", "obstore.store"])
+CONTEXT.set_forkserver_preload(["pytest", "daskrr.scoring", "daskrr.engine.lease", "obstore.store"])
 ENVIRONMENT = ("AWS_", "NO_PROXY", "no_proxy")
 
 

@@ -255,7 +255,7 @@ def test_verify__finds_all_damage(damage, tmp_path):
             assert found[0].startswith(f"{name}: rows ")
             chunk.write_bytes(content)
     (tmp_path / "out.zarr" / "scores" / "zarr.json").unlink()
-    assert "cannot be opened" in outputs.verify(tmp_path / "out.zarr")[0]
+    assert "cannot be opened" in outputs.verify(tmp_path / "out.zarr")[1]
     with pytest.raises(InvalidData, match="no commit record"):
         outputs.verify(tmp_path / "nothing.zarr")
 

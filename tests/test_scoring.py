@@ -35,6 +35,7 @@ def test_score_to_zarr__stores_the_scores_of_the_same_arguments(tmp_path):
 
 def test_score_to_zarr__checks_the_output_before_it_runs(tmp_path):
     (tmp_path / "out.zarr").mkdir()
+    (tmp_path / "out.zarr" / "thesis.tex").touch()
     with pytest.raises(OutputExists, match="not a result"):
         daskrr.score_to_zarr(rows(), tmp_path / "out.zarr", forbidden, 0.01, 5)
     with pytest.raises(InvalidParameter, match="there is no folder"):

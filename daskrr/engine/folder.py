@@ -29,6 +29,8 @@ OURS = re.compile(r"[a-z0-9._-]+\.record(\+versions|\+[0-9a-f]{16})?")
 # Old versions stay until this many have followed, so that a writer between its link and its check still sees them.
 KEPT = 16
 PASSING = {errno.ENOENT, errno.ESTALE, errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ETIMEDOUT}
+FULL = {errno.ENOSPC, errno.EDQUOT}
+ROOM = "Make room and run the same line again: it goes on where it was."
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS}
 
 
@@ -100,7 +102,8 @@ class Folder:
 
     def reason(self, error: Exception) -> str:
         """What went wrong, in words."""
-        return str(getattr(error, "strerror", None) or error)
+        told = str(getattr(error, "strerror", None) or error)
+        return f"{told}. {ROOM}" if getattr(error, "errno", None) in FULL else told
 
     def _path(self, name: str) -> str:
         return os.path.join(self.root, *name.split("/")) + SUFFIX
@@ -236,7 +239,13 @@ def _written(path: str, frame: Frame, lasting: bool = True) -> Iterator[str]:
 
 
 def write_file(path: str, content: bytes) -> None:
-    """Write a small file durably and whole, in place of any other."""
+    """Write a small file durably and whole, in place of any other.
+
+    Raises
+    ------
+    StoreFailed
+        The disk is full.
+    """
     temporary = f"{path}+{secrets.token_hex(8)}"
     try:
         with open(temporary, "xb") as file:
@@ -244,6 +253,10 @@ def write_file(path: str, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise StoreFailed(f"cannot write the {len(content)} bytes of {path}: {error.strerror}. {ROOM}") from None
     finally:
         _remove(temporary)
     sync_folder(os.path.dirname(path))

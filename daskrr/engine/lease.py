@@ -29,6 +29,8 @@ BEATS_PER_LEASE = 4
 LONGEST_GOODBYE = 5.0
 # Machines that were never given a name all have this one.
 NAMELESS = ("", "localhost", "localhost.localdomain")
+# Tokens of leases that this process has given up while the store took no writes, as a full disk does.
+ABANDONED: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ class Lease:
                 if self._store(replace(found[0], held=False), found[1]):
                     break
         except DaskrrError as error:
+            ABANDONED.add(self._token)
             LOGGER.warning("the lease could not be released and will run out: %s", error)
         self._token = ""
 
@@ -188,7 +191,7 @@ class Lease:
         return self._records.replace(self._name, asdict(holder), expected)
 
     def _is_free(self, holder: Holder) -> bool:
-        return not holder.held or is_dead(holder) or self._stands_still(holder)
+        return not holder.held or holder.token in ABANDONED or is_dead(holder) or self._stands_still(holder)
 
     def _stands_still(self, holder: Holder) -> bool:
         seen = (holder.generation, holder.token, holder.beat)

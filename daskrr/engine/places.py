@@ -17,6 +17,7 @@ import numpy as np
 import zarr
 from zarr.codecs import Crc32cCodec, ZstdCodec
 from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, ObjectStore, StorePath
 
 from daskrr.engine.addresses import is_local, is_s3, locate, redact
@@ -204,6 +205,12 @@ def holds_jobs(address: str) -> bool:
 def zarr_store(address: str) -> Any:
     """What Zarr opens an address by."""
     return ObjectStore(connect(address)) if is_s3(address) else address
+
+
+def read_key(store: Any, key: str) -> bytes | None:
+    """What a store holds under a key; None if nothing."""
+    found = sync(store.get(key, default_buffer_prototype()))
+    return None if found is None else found.to_bytes()
 
 
 def listing(store: Any, prefix: str) -> dict[str, tuple[int, str]] | None:

@@ -124,7 +124,7 @@ class Records:
     def create(self, name: str, content: Mapping[str, Any]) -> bool:
         """Write a record unless there is one; whether this call did. Of many that try at once, one does."""
         frame = encode(content)
-        return self._attempt("create", name, lambda: self._store.put_new(name, frame))
+        return self._attempt(f"create the {frame.nbytes} bytes of", name, lambda: self._store.put_new(name, frame))
 
     def replace(self, name: str, content: Mapping[str, Any], expected: str) -> bool:
         """Write a record if nobody has since ``expected`` was read; whether this call did.
@@ -136,7 +136,8 @@ class Records:
         deleted at the same time.
         """
         frame = encode(content)
-        return self._attempt("replace", name, lambda: self._store.put_over(name, frame, expected))
+        what = f"write the {frame.nbytes} bytes of a new"
+        return self._attempt(what, name, lambda: self._store.put_over(name, frame, expected))
 
     def names(self, prefix: str = "") -> list[str]:
         """Names of the record ``prefix`` and of those below it, sorted; all of them by default."""

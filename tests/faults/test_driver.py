@@ -1,0 +1,368 @@
+"""The process that drives a job is killed, ends at any moment or is asked to stop; its job goes on to the same bits."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from distributed import Client
+from exits import EXIT, exit_before
+from processes import running
+from scenes import (
+    GENEROUS,
+    cluster,
+    digest,
+    ended,
+    family,
+    is_alive,
+    make_points,
+    n_receipts,
+    n_sums,
+    reference,
+    run,
+    score_command,
+    score_here,
+    started,
+    until,
+)
+
+import daskrr
+from daskrr import outputs
+from daskrr.engine import passes
+from daskrr.errors import InvalidData
+
+NAMES = ("estimate", "lower", "residual", "scores", "upper")
+PUBLISHED = [".daskrr", *NAMES, "zarr.json"]
+
+
+@contextmanager
+def watched(output: Path) -> Iterator[list[str]]:
+    """A reader that tries all the time; digests of all that it could read."""
+    seen: list[str] = []
+    leave = threading.Event()
+
+    def look() -> None:
+        while not leave.wait(0.01):
+            with suppress(InvalidData, FileNotFoundError):
+                daskrr.open_scores(output)
+                seen.append(digest(output))
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    try:
+        yield seen
+    finally:
+        leave.set()
+        reader.join()
+
+
+# --- Row 6: SIGKILL -----------------------------------------------------------------------------------
+
+
+def score_small(points: Path, output: Path) -> None:
+    score_here(points, output)
+
+
+def test_kill__of_a_driver_at_two_moments_and_going_on_gives_the_same_bits(tmp_path: Path) -> None:
+    points = make_points(tmp_path / "points.zarr")
+    expected = reference(points, tmp_path)
+    output = tmp_path / "out.zarr"
+    with watched(output) as seen:
+        for happened in (lambda: n_sums(output) > 0, lambda: n_receipts(output) > 10):
+            with running(score_small, points, output) as process:
+                until(happened)
+                process.kill()
+                process.join(GENEROUS)
+                assert process.exitcode == -signal.SIGKILL
+            assert outputs.status(output)["unfinished"]
+            assert not seen
+        score_here(points, output)
+        until(lambda: seen)
+    assert set(seen) == {expected}
+    assert digest(output) == expected
+
+
+def moments(count: int, seed: int, duration: float) -> list[tuple[str, float]]:
+    """When to kill: a random time after the start, after the first record, or after all rows were scored."""
+    dice = random.Random(seed)
+    longest = {"start": 0.3 * duration, "record": 0.6 * duration, "publish": 0.02}
+    kinds = ["start", *["record"] * 7, "publish", "publish"]
+    return [(kind, dice.uniform(0.0, longest[kind])) for kind in (kinds * count)[:count]]
+
+
+def wait_for(kind: str, output: Path, process: subprocess.Popen[str]) -> None:
+    """Until the process has started, has begun its job, or is about to publish it."""
+    name = {"start": "*", "record": f"{output.name}/.daskrr/records/*/job.record"}
+    pattern = name.get(kind, f"{output.name}/.daskrr/records/*/publish.record")
+    while process.poll() is None and not any(output.parent.glob(pattern)):
+        pass
+
+
+def killed(kind: str, delay: float, command: list[str], output: Path, whole_group: bool) -> dict[str, int] | None:
+    """Kill a command at a moment of its life; how far it was, or None if it had ended before."""
+    with started(command, start_new_session=True) as process:
+        wait_for(kind, output, process)
+        time.sleep(delay)
+        children = family(process.pid)
+        if process.poll() is not None:
+            return None
+        os.kill(-process.pid if whole_group else process.pid, signal.SIGKILL)
+        process.communicate(timeout=GENEROUS)
+        assert process.returncode == -signal.SIGKILL
+        until(lambda: not any(map(is_alive, children)))
+    committed = (output / ".daskrr/records/commit.record").exists()
+    return {"sums": n_sums(output), "receipts": n_receipts(output), "committed": committed, "workers": len(children)}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_kill__of_the_command_at_20_random_moments_gives_the_same_bits(tmp_path: Path) -> None:
+    points = make_points(tmp_path / "points.zarr")
+    expected = reference(points, tmp_path)
+    began = time.monotonic()
+    run(score_command(points, tmp_path / "undisturbed.zarr"))
+    assert digest(tmp_path / "undisturbed.zarr") == expected
+    fired = []
+    for number, (kind, delay) in enumerate(moments(20, 0, time.monotonic() - began)):
+        output = tmp_path / f"{number}.zarr"
+        command = score_command(points, output)
+        with watched(output) as seen:
+            while (state := killed(kind, delay, command, output, whole_group=bool(number % 2))) is None:
+                shutil.rmtree(output)
+                seen.clear()
+                delay /= 2
+            fired.append(state)
+            assert state["committed"] or not seen
+            if number % 10:
+                score_here(points, output)
+            else:
+                run(command)
+            until(lambda seen=seen: seen)
+        assert set(seen) == {expected}, (number, kind, delay)
+        assert digest(output) == expected
+        assert sorted(path.name for path in output.iterdir()) == PUBLISHED
+        shutil.rmtree(output)
+    print(*fired, sep="\n")
+    assert len(fired) == 20
+    assert sum(state["workers"] > 0 for state in fired) >= 10
+    assert sum(state["receipts"] > 0 for state in fired) >= 3
+
+
+# --- Row 7: the end before and after every change on the disk -----------------------------------------
+
+
+@pytest.fixture
+def small_superblocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several superblocks of several blocks each, on few rows."""
+    monkeypatch.setattr(passes, "SUPERBLOCK_ROWS", 100)
+
+
+def score_tiny(points: Path, output: Path) -> None:
+    score_here(points, output, block_rows=50)
+
+
+def score_until(number: int, points: Path, output: Path) -> None:
+    passes.SUPERBLOCK_ROWS = 100
+    exit_before(number, str(output))
+    score_tiny(points, output)
+
+
+def exits(number: int, points: Path, output: Path) -> bool:
+    """Whether a process that is to end before its n-th change of the output did, or got to the end before."""
+    with running(score_until, number, points, output) as process:
+        process.join(GENEROUS)
+        assert process.exitcode in (EXIT, 0)
+        return process.exitcode == EXIT
+
+
+@pytest.mark.usefixtures("small_superblocks")
+@pytest.mark.parametrize("step", [37, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+def test_exit__before_and_after_every_change_on_the_disk_can_be_gone_on_from(step: int, tmp_path: Path) -> None:
+    points = make_points(tmp_path / "points.zarr", n_rows=150, chunk_rows=50)
+    expected = reference(points, tmp_path, block_rows=50)
+    number = early = 0
+    while exits(number, points, output := tmp_path / f"{number}.zarr"):
+        try:
+            daskrr.open_scores(output)
+        except InvalidData:
+            early += 1
+        else:
+            assert digest(output) == expected
+        score_tiny(points, output)
+        assert digest(output) == expected, number
+        assert outputs.verify(output) == []
+        assert sorted(path.name for path in output.iterdir()) == PUBLISHED
+        shutil.rmtree(output)
+        number += step
+    print(f"{number // step} moments, {early} of them before the commit")
+    assert digest(output) == expected
+    assert number > 150
+    assert early > 100 / step
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_exit__of_the_command_at_ten_of_its_changes_can_be_gone_on_from(tmp_path: Path) -> None:
+    points = make_points(tmp_path / "points.zarr", n_rows=3000)
+    expected = reference(points, tmp_path)
+    for number in (0, 5, 15, 25, 30, 40, 45, 50, 55, 60):
+        output = tmp_path / f"{number}.zarr"
+        program = (sys.executable, str(Path(__file__).with_name("exits.py")), str(number), str(output))
+        with started(score_command(points, output, program=program)) as process:
+            ended(process, EXIT)
+        score_here(points, output)
+        assert digest(output) == expected, number
+        assert outputs.verify(output) == []
+
+
+# --- Row 8: tasks of a dead driver that still write ---------------------------------------------------
+
+
+@pytest.mark.slow
+def test_zombies__of_a_killed_driver_do_not_harm_the_run_that_follows_at_once(tmp_path: Path) -> None:
+    points = make_points(tmp_path / "points.zarr")
+    expected = reference(points, tmp_path)
+    output = tmp_path / "out.zarr"
+    with cluster(tmp_path) as there, Client(there.address, set_as_default=False) as client:
+        with started(score_command(points, output, "--scheduler", there.address)) as process:
+            until(lambda: n_receipts(output) > 3, process)
+            process.kill()
+            process.wait(GENEROUS)
+        before = n_receipts(output)
+        assert not (output / "zarr.json").exists()
+        with client.as_current():
+            score_here(points, output)
+        assert 3 < before < 40
+    assert digest(output) == expected
+    assert outputs.verify(output) == []
+
+
+def half_written(output: Path) -> set[str]:
+    """Numbers of blocks of which some arrays have their chunk, and some have not."""
+    found = [{path.name for path in output.glob(f".daskrr/arrays-*/{name}/c/[0-9]*")} for name in NAMES]
+    return {name for name in set.union(*found) - set.intersection(*found) if name.isdecimal()}
+
+
+def stop_within_a_block(worker: subprocess.Popen[str], output: Path, driver: subprocess.Popen[str]) -> str:
+    """Stop a worker while it writes the chunks of a block; the number of the block."""
+    while True:
+        until(lambda: half_written(output), driver)
+        worker.send_signal(signal.SIGSTOP)
+        until(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED)
+        found = half_written(output)
+        if found:
+            return found.pop()
+        worker.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_zombies__that_write_after_the_commit_change_nothing(seed: int, tmp_path: Path) -> None:
+    points = make_points(tmp_path / "points.zarr")
+    expected = reference(points, tmp_path, random_state=seed)
+    output = tmp_path / "out.zarr"
+    with cluster(tmp_path, n_workers=1) as there:
+        (worker,) = there.workers
+        with started(score_command(points, output, "--scheduler", there.address)) as process:
+            block = stop_within_a_block(worker, output, process)
+            process.kill()
+            process.wait(GENEROUS)
+        score_here(points, output, random_state=seed, overwrite=seed != 0)
+        assert digest(output) == expected
+        assert not list(output.glob(".daskrr/arrays-*"))
+        worker.send_signal(signal.SIGCONT)
+        until(lambda: list(output.glob(f".daskrr/arrays-*/*/c/{block}")))
+    assert digest(output) == expected
+    assert outputs.verify(output) == []
+    assert outputs.status(output)["unfinished"] == []
+    score_here(points, output, random_state=seed, certify=False, overwrite=True)
+    assert daskrr.open_scores(output).keys() == ["estimate", "residual", "scores"]
+    assert outputs.verify(output) == []
+
+
+# --- Rows 9 and 10: asked to stop ---------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("stage", ["pass 1", "pass 2"])
+def test_stopping__takes_less_than_ten_seconds_and_leaves_no_process_behind(
+    stage: str, number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    points = make_points(tmp_path / "points.zarr", n_rows=40_000)
+    output = tmp_path / "out.zarr"
+    with started(score_command(points, output, "--workers", "2"), start_new_session=True) as process:
+        wait_for("record", output, process)
+        until(lambda: n_receipts(output) > 3 if stage == "pass 2" else len(family(process.pid)) >= 2, process)
+        children = family(process.pid)
+        began = time.monotonic()
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)  # as a terminal does
+        else:
+            process.send_signal(number)
+        _, complaints = ended(process, code)
+        took = time.monotonic() - began
+        assert len(children) >= 2
+        until(lambda: not any(map(is_alive, children)), seconds=10)
+    assert took < 10.0
+    assert "Traceback" not in complaints
+    about = outputs.status(output)
+    assert about["published"] is None
+    assert len(about["unfinished"]) == 1
+    assert not about["lease"]["held"]
+    score_here(points, output)
+    assert digest(output) == reference(points, tmp_path)
+
+
+SESSION = """
+import sys; sys.path[:0] = {paths!r}
+from pathlib import Path
+from contextlib import nullcontext
+from scenes import score_here
+from daskrr.apps.clusters import connect
+
+def score(points, output):
+    with {where}:
+        return score_here(Path(points), Path(output))["n_rows"]
+
+print("ready", flush=True)
+score({points!r}, {output!r})
+print(f"afterwards {{score({small!r}, {small!r} + '-scores')}} rows", flush=True)
+"""
+
+
+def mind_interrupts() -> None:
+    """A shell has what it starts in the background ignore them."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["nullcontext()", "connect(workers=1)"])
+def test_interrupt__leaves_an_interactive_python_usable(where: str, tmp_path: Path) -> None:
+    points = make_points(tmp_path / "points.zarr", n_rows=100_000)
+    small = make_points(tmp_path / "small.zarr", n_rows=1000)
+    output = tmp_path / "out.zarr"
+    folder = Path(__file__).parent
+    lines = SESSION.format(
+        paths=[str(folder), str(folder.parent)], where=where, points=str(points), output=str(output), small=str(small)
+    )  # fmt: skip
+    with started([sys.executable, "-i", "-q"], stdin=subprocess.PIPE, preexec_fn=mind_interrupts) as process:
+        process.stdin.write(lines)
+        process.stdin.flush()
+        until(lambda: n_receipts(output) > 3, process)
+        process.send_signal(signal.SIGINT)
+        text, complaints = process.communicate(timeout=GENEROUS)
+    assert "KeyboardInterrupt" in complaints
+    assert "afterwards 1000 rows" in text, complaints
+    assert process.returncode == 0
+    assert outputs.status(output)["published"] is None
+    assert 3 < outputs.status(output)["unfinished"][0]["scored"] < 200

@@ -1,0 +1,115 @@
+"""Two jobs on one output: one works and the other is told so, until the one is dead."""
+
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import GENEROUS, race
+from scenes import digest, ended, make_points, n_receipts, reference, run, score_command, score_here, started, until
+
+from daskrr import outputs
+from daskrr.apps.commands import failure
+from daskrr.engine.progress import Event
+
+# --- Row 22: started together -------------------------------------------------------------------------
+
+
+def score_each(barrier: Any, points: Path, folder: Path, rounds: int) -> list[int]:
+    """Exit codes of jobs that start together with another's; whoever wins goes on only when the other has ended."""
+    codes = []
+    for number in range(rounds):
+        other_ended = _Once(barrier)
+        barrier.wait()
+        try:
+            score_here(points, folder / f"{number}.zarr", progress=other_ended)
+            codes.append(0)
+        except Exception as error:
+            codes.append(failure(error)[1])
+        other_ended()
+        barrier.wait()
+    return codes
+
+
+class _Once:
+    """Meet the other process once, at the first event of a job or at its end."""
+
+    def __init__(self, barrier: Any) -> None:
+        self._barrier, self._met = barrier, False
+
+    def __call__(self, event: Event | None = None) -> None:
+        if not self._met:
+            self._met = True
+            self._barrier.wait()
+
+
+@pytest.mark.parametrize("rounds", [5, pytest.param(50, marks=pytest.mark.slow)])
+def test_jobs__started_together_have_one_winner_and_the_other_exits_with_5(rounds: int, tmp_path: Path) -> None:
+    points = make_points(tmp_path / "points.zarr", n_rows=1000)
+    expected = reference(points, tmp_path)
+    codes = list(zip(*race(score_each, 2, points, tmp_path, rounds), strict=True))
+    assert [sorted(pair) for pair in codes] == [[0, 5]] * rounds
+    assert {digest(tmp_path / f"{number}.zarr") for number in range(rounds)} == {expected}
+    print(f"the first process won {sum(pair[0] == 0 for pair in codes)} of {rounds}")
+
+
+@pytest.mark.slow
+def test_commands__started_together_have_one_winner_and_the_other_exits_with_5(tmp_path: Path) -> None:
+    points = make_points(tmp_path / "points.zarr", n_rows=100_000)
+    expected = reference(points, tmp_path)
+    for number in range(3):
+        output = tmp_path / f"{number}.zarr"
+        command = score_command(points, output)
+        with started(command) as one, started(command) as other:
+            until(lambda one=one, other=other: one.poll() is not None or other.poll() is not None)
+            loser, winner = (one, other) if other.poll() is None else (other, one)
+            _, complaints = ended(loser, 5)
+            assert f"process {winner.pid} on " in complaints
+            ended(winner, 0)
+        assert digest(output) == expected
+        shutil.rmtree(output)
+
+
+# --- Row 23: a holder that is dead --------------------------------------------------------------------
+
+ELSEWHERE = ("unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', "sh")
+
+
+def killed_within(command: list[str], output: Path) -> None:
+    """Run a job, and kill it when it has scored some blocks."""
+    with started(command) as process:
+        until(lambda: n_receipts(output) > 3, process)
+        process.kill()
+        process.wait(GENEROUS)
+    assert process.returncode == -signal.SIGKILL
+    assert outputs.status(output)["lease"]["held"]
+
+
+@pytest.mark.slow
+def test_lease__of_a_dead_job_on_this_host_is_taken_over_at_once(tmp_path: Path) -> None:
+    points, output = make_points(tmp_path / "points.zarr", n_rows=40_000), tmp_path / "out.zarr"
+    killed_within(score_command(points, output), output)
+    assert outputs.status(output)["lease"]["dead"]
+    run(score_command(points, output))
+    assert digest(output) == reference(points, tmp_path)
+
+
+@pytest.mark.slow
+def test_lease__of_a_dead_job_on_another_host_is_taken_over_after_its_time_and_not_before(tmp_path: Path) -> None:
+    if subprocess.run([*ELSEWHERE, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("another host cannot be made up here")
+    points, output = make_points(tmp_path / "points.zarr", n_rows=40_000), tmp_path / "out.zarr"
+    killed_within([*ELSEWHERE, *score_command(points, output)], output)
+    about = outputs.status(output)["lease"]
+    assert (about["host"], about["dead"], about["seconds"]) == ("elsewhere", False, 60.0)
+    _, complaints = run(score_command(points, output), 5)
+    assert "on elsewhere" in complaints
+    began = time.monotonic()
+    score_here(points, output, wait=True)
+    took = time.monotonic() - began
+    print(f"taken over after {took:.1f} s")
+    assert 60.0 < took < 90.0
+    assert digest(output) == reference(points, tmp_path)
