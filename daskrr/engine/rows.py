@@ -354,6 +354,19 @@ def _stored_grid(array: zarr.Array) -> tuple[tuple[int, ...], tuple[int, ...]] |
     return tuple(unit), tuple(-(-size // step) for size, step in zip(array.shape, unit, strict=True))
 
 
+def _chunks_between(array: zarr.Array, start: int, stop: int) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
+    """Place in the grid, and extent, of every stored object with some of the rows; none if the grid is not regular."""
+    grid = _stored_grid(array)
+    if grid is None:
+        return
+    unit, counts = grid
+    places = itertools.product(range(start // unit[0], -(-stop // unit[0])), *map(range, counts[1:]))
+    for place in places:
+        lows = [number * step for number, step in zip(place, unit, strict=True)]
+        highs = [min(low + step, size) for low, step, size in zip(lows, unit, array.shape, strict=True)]
+        yield place, tuple(map(slice, lows, highs))
+
+
 def _refuse_missing_chunks(array: zarr.Array, origin: str) -> None:
     """List the store once: a chunk or shard that was never written would be read as fill values."""
     grid = _stored_grid(array)
@@ -413,10 +426,29 @@ class ZarrBlock:
             raise
         except Exception as error:  # codecs and stores raise errors of many kinds
             raise InvalidData(
-                f"cannot read rows {start}–{stop - 1} of {redact(str(self.array.store_path))}: "
-                f"{type(error).__name__}: {redact(str(error))}. The chunk is damaged or unreachable."
+                f"cannot read {self._unreadable(start, stop)}: {type(error).__name__}: {redact(str(error))}. "
+                "The chunk is damaged or unreachable."
             ) from None
         return piece
+
+    def _unreadable(self, start: int, stop: int) -> str:
+        """The first chunk of some rows that cannot be read, or all of them, should that have passed."""
+        for place, (rows, *columns) in _chunks_between(self.array, start, stop):
+            try:
+                self.array[(rows, *columns)]
+            except Exception:
+                return self._named(rows.start, rows.stop - 1, [place])
+        return self.describe(start, stop - 1)
+
+    def describe(self, first: int, last: int) -> str:
+        """Rows and the names of their chunks, for messages."""
+        return self._named(first, last, [place for place, _ in _chunks_between(self.array, first, last + 1)])
+
+    def _named(self, first: int, last: int, places: list[tuple[int, ...]]) -> str:
+        keys = [repr(self.array.metadata.encode_chunk_key(place)) for place in places[:3]]
+        more = ", …" if len(places) > len(keys) else ""
+        chunks = f" (chunk {', '.join(keys)}{more})" if keys else ""
+        return f"rows {first}–{last} of {redact(str(self.array.store_path))}{chunks}"
 
     def _check_written(self, piece: NDArray, start: int) -> None:
         """Tell chunks of fill values from chunks that are not there: only the latter follow the fill value."""

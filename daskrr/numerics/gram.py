@@ -42,13 +42,13 @@ class Whitener:
 
 @dataclass(frozen=True)
 class Kept:
-    """What pass 1 keeps of a block for pass 2: 8 bytes a row and a checksum."""
+    """What pass 1 keeps of a block for pass 2: 8 bytes a row, and a checksum (crc32c) of each chunk of the input."""
 
     residual: NDArray[np.float64]
-    checksum: int
+    checksums: NDArray[np.uint32]
 
     def __sizeof__(self) -> int:
-        return self.residual.nbytes
+        return self.residual.nbytes + self.checksums.nbytes
 
 
 @dataclass(frozen=True)
@@ -220,10 +220,11 @@ def gram_block(
         float(residual.min(initial=np.inf)),
     )
     _check_moments(moments, first_row)
+    kept = Kept(residual, np.array(reader.checksums, np.uint32))
     if not (targets and targets.n_folds):
         gram, moments = grams[0], moments and Moments(moments.features[0], moments.targets[0])
-        return GramPart(gram, Kept(residual, reader.checksum), totals, drawn, moments)
-    return GramPart(grams, Kept(residual, reader.checksum), totals, drawn, moments)
+        return GramPart(gram, kept, totals, drawn, moments)
+    return GramPart(grams, kept, totals, drawn, moments)
 
 
 def _check_moments(moments: Moments | None, first_row: int) -> None:

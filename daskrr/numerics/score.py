@@ -295,9 +295,16 @@ def _stacked(parts: list[Any], name: str) -> Any:
 
 
 def _check_unchanged(reader: BlockReader, kept: Kept, first_row: int) -> None:
-    if reader.n_rows != len(kept.residual) or reader.checksum != kept.checksum:
+    """Compare what was read with what pass 1 read, chunk by chunk."""
+    advice = "Score a source that does not change while it is read (store a lazy array first)."
+    if reader.n_rows != len(kept.residual) or len(reader.checksums) != len(kept.checksums):
         raise SourceChanged(
-            f"the block of rows from {first_row} changed between the passes: pass 1 read {len(kept.residual)} rows "
-            f"with checksum {kept.checksum:08x}, pass 2 {reader.n_rows} rows with {reader.checksum:08x}. "
-            "Score a source that does not change while it is read (store a lazy array first)."
+            f"the block of rows from {first_row} changed between the passes: pass 1 read {len(kept.residual)} rows, "
+            f"pass 2 {reader.n_rows}. {advice}"
         )
+    for number, (before, now) in enumerate(zip(kept.checksums.tolist(), reader.checksums, strict=True)):
+        if before != now:
+            raise SourceChanged(
+                f"{reader.name(number)} changed between the passes: their checksum was {before:08x} in pass 1 and is "
+                f"{now:08x} in pass 2. {advice}"
+            )

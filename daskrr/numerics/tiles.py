@@ -5,11 +5,12 @@ chunk, say). Pieces are cut into tiles whose height depends on the number of lan
 bits. A tile of kernel columns is computed in panels that stay in cache, then transformed in place.
 """
 
+import sys
 import threading
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,20 +46,48 @@ def panel_rows(n_columns: int) -> int:
 
 @dataclass
 class BlockReader:
-    """Hands out the pieces of a block: checks that every value is finite and takes the block's checksum."""
+    """Hands out the pieces of a block: checks that every value is finite and takes checksums.
+
+    There is one for each chunk of the input that the block has rows of, if the pieces know the rows of a chunk as
+    ``unit_rows``, or one for the whole block; it does not matter how the block is cut into pieces.
+    """
 
     pieces: Pieces
     first_row: int
-    checksum: int = field(default=0, init=False)
+    checksums: list[int] = field(default_factory=list, init=False)
     n_rows: int = field(default=0, init=False)
 
     def __iter__(self) -> Iterator[NDArray]:
         for piece in self.pieces:
             piece = np.ascontiguousarray(piece)
             check_finite(piece, self.first_row + self.n_rows)
-            self.checksum = zlib.crc32(piece.data.cast("B"), self.checksum)
+            self._add(piece)
             self.n_rows += len(piece)
             yield piece
+
+    @property
+    def _unit(self) -> int:
+        """Rows of a chunk; where chunks have one row or none is known, as good as endless."""
+        unit = getattr(self.pieces, "unit_rows", 1)
+        return unit if unit > 1 else sys.maxsize
+
+    def _add(self, piece: NDArray) -> None:
+        """Add a piece to the checksums of its chunks."""
+        first, unit, done = self.first_row + self.n_rows, self._unit, 0
+        while done < len(piece):
+            place = (first + done) % unit
+            if place == 0 or not self.checksums:
+                self.checksums.append(0)
+            stop = min(done + unit - place, len(piece))
+            self.checksums[-1] = google_crc32c.extend(self.checksums[-1], piece[done:stop])
+            done = stop
+
+    def name(self, number: int) -> str:
+        """The rows that a checksum is of, for messages, and their chunks, if the pieces can ``describe`` them."""
+        unit, stop = self._unit, self.first_row + self.n_rows
+        begin = (self.first_row // unit + number) * unit
+        describe = getattr(self.pieces, "describe", "rows {}–{} of the input".format)
+        return describe(max(begin, self.first_row), min(begin + unit, stop) - 1)
 
 
 def check_finite(piece: NDArray, first_row: int, name: str = "the input") -> None:

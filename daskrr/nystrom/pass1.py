@@ -204,7 +204,7 @@ class KeptReference:
     def read(self) -> Kept:
         """What pass 1 kept of the block."""
         record = self.journal.read(f"{self.label}/kept", self.group)["blocks"][self.number]
-        return Kept(record["residual"], record["checksum"])
+        return Kept(record["residual"], record["checksums"])
 
 
 def _write_part(journal: Journal, label: str, number: int, part: GramPart, *residuals: Kept) -> int:
