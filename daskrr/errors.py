@@ -48,6 +48,10 @@ class OutputExists(DaskrrError, FileExistsError):
     """The output exists and was not asked to be replaced, or is not ours to replace."""
 
 
+class InputGrown(OutputExists):
+    """The input of finished scores has more rows now."""
+
+
 class NotCertified(DaskrrError, RuntimeError):
     """An interval was asked of a result that was computed without one."""
 

@@ -1,19 +1,19 @@
 """What is known of an output: its published scores, whether they are as they were written, and how far its job is."""
 
 import os
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import zarr
 from numpy.typing import NDArray
 
+from daskrr.engine.addresses import redact
 from daskrr.engine.lease import describe
 from daskrr.engine.passes import split, superblocks
-from daskrr.engine.rows import is_local, locate
-from daskrr.engine.storage import RESULT_KEY, checksum, open_result
+from daskrr.engine.storage import RESULT_KEY, checksum
 from daskrr.errors import InvalidData
-from daskrr.jobs import JobStore
+from daskrr.jobstore import JobStore, open_published
 
 
 def verify(path: str | os.PathLike) -> list[str]:
@@ -24,22 +24,22 @@ def verify(path: str | os.PathLike) -> list[str]:
     InvalidData
         Nothing is published there.
     """
-    store = JobStore(Path(locate(path)))
+    store = JobStore(path)
     committed = store.committed
     if committed is None:
-        raise InvalidData(f"{store.target} has no commit record: there are no finished scores to verify.")
+        raise InvalidData(f"{store} has no commit record: there are no finished scores to verify.")
     found = []
     for name, digests in committed["digests"].items():
-        found += _damage(store.target, name, digests, committed)
+        found += _damage(store, name, digests, committed)
     return found
 
 
-def _damage(target: Path, name: str, digests: Any, committed: dict[str, Any]) -> list[str]:
+def _damage(store: JobStore, name: str, digests: Any, committed: dict[str, Any]) -> list[str]:
     try:
-        array: Any = zarr.open_array(target / name, mode="r")
+        array: Any = zarr.open_array(store.place.store, path=name, mode="r")
         shape = array.shape
     except Exception as error:  # stores and metadata raise errors of many kinds
-        return [f"{name}: cannot be opened, {type(error).__name__}: {error}"]
+        return [f"{name}: cannot be opened, {type(error).__name__}: {redact(str(error))}"]
     n_rows = committed["parameters"]["input"]["shape"][0]
     if shape[0] != n_rows:
         return [f"{name}: has {shape[0]} rows where {n_rows} were written"]
@@ -66,19 +66,18 @@ class ScoreStore:
         (n,) which rows are there, with ``allow_partial``; else None.
     """
 
-    def __init__(self, group: zarr.Group, summary: dict[str, Any], complete: NDArray[np.bool_] | None) -> None:
-        self._group, self.summary, self.complete = group, summary, complete
+    def __init__(
+        self, arrays: Mapping[str, zarr.Array], summary: dict[str, Any], complete: NDArray[np.bool_] | None
+    ) -> None:
+        self._arrays, self.summary, self.complete = arrays, summary, complete
 
     def __getitem__(self, name: str) -> zarr.Array:
         """One of ``scores``, ``estimate``, ``residual``, and of ``lower`` and ``upper`` where they are certified."""
-        found = self._group[name]
-        if not isinstance(found, zarr.Array):
-            raise KeyError(name)
-        return found
+        return self._arrays[name]
 
     def keys(self) -> list[str]:
         """What there is."""
-        return sorted(self._group.array_keys())
+        return sorted(self._arrays)
 
     def __repr__(self) -> str:
         state = "" if self.complete is None or self.complete.all() else f", {self.complete.mean():.0%} of the rows"
@@ -108,36 +107,37 @@ def open_scores(path: str | os.PathLike, allow_partial: bool = False) -> ScoreSt
     ...     daskrr.open_scores(f"{folder}/scores.zarr")["scores"].shape
     (500,)
     """
-    name = locate(path)
-    store = JobStore(Path(name))
-    if allow_partial and is_local(name) and store.committed is None and store.unfinished:
+    store = JobStore(path)
+    if allow_partial and store.committed is None and store.unfinished:
         return _open_unfinished(store, store.unfinished[-1])
-    if is_local(name) and store.state.is_dir() and store.committed is None:
-        raise InvalidData(f"{name} has an unfinished job and no finished scores. Run it again to finish it.")
-    group = open_result(path)
+    group = open_published(path)
     about: Any = group.attrs[RESULT_KEY]
-    n_rows = about["n_rows"]
-    return ScoreStore(group, dict(about), np.ones(n_rows, bool) if allow_partial else None)
+    arrays = dict(group.arrays())
+    return ScoreStore(arrays, dict(about), np.ones(about["n_rows"], bool) if allow_partial else None)
 
 
 def _open_unfinished(store: JobStore, generation: str) -> ScoreStore:
-    begun = store.job(generation) or {}
-    complete = np.zeros(begun["parameters"]["input"]["shape"][0], bool)
-    for start in store.journal(generation).done("receipts"):
-        complete[start : start + begun["block_rows"]] = True
-    try:
-        group = zarr.open_group(store.arrays(generation), mode="r")
-    except FileNotFoundError:
-        raise InvalidData(f"the unfinished job of {store.target} has scored no rows yet.") from None
-    return ScoreStore(group, begun, complete)
+    begun, journal = store.job(generation), store.journal(generation)
+    done = journal.done("receipts")
+    if not done:
+        raise InvalidData(f"the unfinished job of {store} has scored no rows yet.")
+    parameters, height = begun["parameters"], begun["block_rows"]
+    n_rows = parameters["input"]["shape"][0]
+    complete = np.zeros(n_rows, bool)
+    for start in done:
+        complete[start : start + height] = True
+    columns = () if parameters["single"] else (len(parameters["ridges"]),)
+    names = journal.read("receipts", min(done))["digests"]
+    shapes = {name: (n_rows,) if name == "residual" else (n_rows, *columns) for name in names}
+    return ScoreStore(store.staged(generation, shapes, height, read_only=True).arrays, begun, complete)
 
 
 def status(path: str | os.PathLike) -> dict[str, Any]:
     """Where the jobs of an output stand: what is published, what is under way, and who holds the lease."""
-    store = JobStore(Path(locate(path)))
+    store = JobStore(path)
     committed = store.committed
     found: dict[str, Any] = {
-        "output": str(store.target),
+        "output": str(store),
         "published": None if committed is None else {
             "generation": committed["generation"],
             "rows": committed["parameters"]["input"]["shape"][0],
@@ -146,7 +146,7 @@ def status(path: str | os.PathLike) -> dict[str, Any]:
         "unfinished": [],
     }  # fmt: skip
     for generation in store.unfinished:
-        begun = store.job(generation) or {}
+        begun = store.job(generation)
         n_rows = begun["parameters"]["input"]["shape"][0]
         blocks = split(n_rows, begun["block_rows"])
         journal = store.journal(generation)

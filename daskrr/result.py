@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from daskrr.engine.journal import Journal
 from daskrr.engine.passes import Block, Executor, Run, as_array, task
+from daskrr.engine.places import Staged
 from daskrr.engine.plan import Plan
 from daskrr.engine.progress import Reporter, reporter
 from daskrr.engine.rows import Rows
-from daskrr.engine.storage import OutputStore, checksum, is_stored, sync_block, write_block
+from daskrr.engine.storage import OutputStore, checksum, write_block
 from daskrr.errors import CheckFailed, InvalidParameter
 from daskrr.numerics.gram import Totals
 from daskrr.numerics.reservoir import Reservoir
@@ -217,16 +218,12 @@ class LeverageResult:
         run = Run(self.sketch.run, self.rows, self.blocks, self.executor, report)
         return self.executor.values(run.collect("pass 2: scores", self.score_tasks(use, then, more)))
 
-    def _receipts(
-        self, arrays: dict[str, zarr.Array], then: Callable[..., Any], report: Reporter, journal: Journal | None
-    ) -> list[Receipt]:
+    def _receipts(self, staged: Staged, then: Callable[..., Any], report: Reporter, journal: Journal) -> list[Receipt]:
         """Pass 2 over all rows that have no receipt yet, and the receipts of all, in row order."""
-        if journal is None:
-            return self._all_blocks("store", then, report, self._weights)
-        known = {start for start in journal.done("receipts") if is_stored(arrays, start)}
+        known = staged.complete(journal.done("receipts"))
         missing = [block for block in self.blocks if block.start not in known]
         run = Run(self.sketch.run, self.rows, missing, self.executor, report)
-        tasks = self.score_tasks("store", partial(_recorded, journal, arrays, then), self._weights, missing)
+        tasks = self.score_tasks("store", partial(_recorded, journal, staged, then), self._weights, missing)
         self.executor.settle(run.collect("pass 2: scores", tasks))
         return [Receipt.from_record(journal.read("receipts", block.start)) for block in self.blocks]
 
@@ -311,7 +308,9 @@ class LeverageResult:
         """
         with OutputStore(path, overwrite) as output, reporter(progress) as report:
             output.create(self.shapes, self.plan.block_rows)
-            summary, _ = self.write(output.arrays, report)
+            began = time.perf_counter()
+            receipts = self._all_blocks("store", self._writer(output.arrays), report, self._weights)
+            summary = self._concluded(receipts, began)
             output.commit(summary)
         return summary | {"output": output.target}
 
@@ -321,25 +320,31 @@ class LeverageResult:
         shape = (self.rows.n_rows,) if self.sketch.single else (self.rows.n_rows, len(self.sketch.ridges))
         return dict.fromkeys(self._names, shape) | {"residual": shape[:1]}
 
-    def write(
-        self, arrays: dict[str, zarr.Array], report: Reporter, journal: Journal | None = None
-    ) -> tuple[dict[str, Any], list[Receipt]]:
-        """Run pass 2 into arrays of these shapes, chunked by blocks, and check what it found; summary and receipts."""
+    def write(self, staged: Staged, report: Reporter, journal: Journal) -> tuple[dict[str, Any], list[Receipt]]:
+        """Run pass 2 into arrays of these shapes, chunked by blocks, and check what it found; summary and receipts.
+
+        Blocks that the journal has a receipt of are not scored again.
+        """
         began = time.perf_counter()
+        receipts = self._receipts(staged, self._writer(staged.arrays), report, journal)
+        return self._concluded(receipts, began), receipts
+
+    def _writer(self, arrays: dict[str, zarr.Array]) -> Callable[..., Receipt]:
         measurer = self._measurer if self.certified else None
-        work = partial(_write_rows, arrays, self.sketch.single, self.column(None), measurer)
-        receipts = self._receipts(arrays, work, report, journal)
+        return partial(_write_rows, arrays, self.sketch.single, self.column(None), measurer)
+
+    def _concluded(self, receipts: list[Receipt], began: float) -> dict[str, Any]:
+        """Check what all blocks together have, and the summary."""
         totals = np.array([math.fsum(column) for column in zip(*(one.sums for one in receipts), strict=True)])
         self._check_sums(totals)
         if self.certified:
             self.certificate = self._summarize([one.widths for one in receipts if one.widths is not None])
-        summary = self.summary | {
+        return self.summary | {
             "sum_of_scores": as_given(totals, self.sketch.single),
             "certificate": self.certificate.to_dict() if self.certified else None,
             "top": merge_top([one.top for one in receipts], 10).to_records(),
             "seconds": self.summary["seconds"] | {"pass 2": time.perf_counter() - began},
         }
-        return summary, receipts
 
     def _check_sums(self, totals: NDArray[np.float64]) -> None:
         dimensions = np.atleast_1d(self.effective_dimension)
@@ -443,7 +448,7 @@ def _write_rows(
 
 def _recorded(
     journal: Journal,
-    arrays: dict[str, zarr.Array],
+    staged: Staged,
     then: Callable[..., Receipt],
     scored: ScoredRows,
     start: int,
@@ -451,5 +456,5 @@ def _recorded(
 ) -> None:
     """Write a block for good, then record that it was written."""
     receipt = then(scored, start, *more)
-    sync_block(arrays, start)
+    staged.settle(start)
     journal.write("receipts", start, receipt.to_record())

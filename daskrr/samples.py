@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from daskrr.engine.passes import Run, executor, split, task
 from daskrr.engine.progress import Reporter, reporter
 from daskrr.engine.rows import Rows, has_no_path, open_rows, pieces
-from daskrr.engine.storage import RESULT_KEY, OutputStore, open_result, stored_column
+from daskrr.engine.storage import RESULT_KEY, OutputStore, stored_column
 from daskrr.errors import InvalidData, InvalidParameter, check_count
+from daskrr.jobstore import open_published
 from daskrr.numerics.score import ScoredRows
 from daskrr.nystrom.sampling import Landmarks, check_seed
 from daskrr.nystrom.selection import Weighing, draw_weighted, fetch_rows, weigh
@@ -154,7 +155,7 @@ def _mixed(run: Run, weighing: Weighing, by: str) -> Weighing:
 
 
 def _of_store(path: Any, ridge: float | None, X: Any, report: Reporter) -> tuple[Run, Weighing, str]:
-    group = open_result(path)
+    group = open_published(path)
     attributes: Any = group.attrs[RESULT_KEY]
     column = stored_column(group, ridge)
     n_rows = attributes["n_rows"]

@@ -2,19 +2,18 @@
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskrr.arguments import Options
+from daskrr.engine.addresses import locate
 from daskrr.engine.progress import Reporter
-from daskrr.engine.rows import is_local, locate
-from daskrr.engine.storage import OutputStore, open_result, stored_column
+from daskrr.engine.storage import stored_column
 from daskrr.jobs import find_published, score_durably
+from daskrr.jobstore import open_published
 from daskrr.kernels import Kernel
-from daskrr.leverage import leverage_scores
 from daskrr.top import CERTIFIED, TopRows, check_top, merge_top
 
 
@@ -30,14 +29,14 @@ def score_to_zarr(
     progress: Reporter | bool | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Score the rows of X and write the results to the Zarr group ``output``.
+    """Score the rows of X and write the results to the Zarr group ``output``, a local path or on ``s3://``.
 
     It holds ``scores``, ``estimate`` and ``residual``, and ``lower`` and ``upper`` where they are certified. The other
     options are those of :func:`daskrr.leverage_scores`. Returns the summary that is stored with the result.
 
     A job that is killed goes on where it was if the same call is made again, and ends with the same bits; one that is
-    done returns at once. Nothing is visible at ``output`` before all of it is there. This holds for local paths; on a
-    URL a job starts over. Dask arrays cannot be told apart, so that theirs start over too.
+    done returns at once. Nothing is visible at ``output`` before all of it is there. Dask arrays cannot be told apart,
+    so that theirs start over.
 
     Parameters
     ----------
@@ -62,15 +61,10 @@ def score_to_zarr(
     ...     len(daskrr.top_rows(f"{folder}/scores.zarr", 3))
     3
     """
-    target = locate(output)
-    if is_local(target):
-        return score_durably(
-            X, Path(target), kernel, ridge, n_landmarks, Options(**options), overwrite=overwrite, wait=wait,
-            progress=progress,
-        )  # fmt: skip
-    OutputStore(output, overwrite)
-    result = leverage_scores(X, kernel, ridge, n_landmarks, progress=progress, **options)
-    return result.store(output, overwrite=overwrite, progress=progress)
+    return score_durably(
+        X, locate(output), kernel, ridge, n_landmarks, Options(**options), overwrite=overwrite, wait=wait,
+        progress=progress,
+    )  # fmt: skip
 
 
 def published(
@@ -84,11 +78,7 @@ def published(
     OutputExists
         As :func:`score_to_zarr`.
     """
-    target = locate(output)
-    if is_local(target):
-        return find_published(X, Path(target), kernel, ridge, n_landmarks, Options(**options), overwrite)
-    OutputStore(output, overwrite)
-    return None
+    return find_published(X, locate(output), kernel, ridge, n_landmarks, Options(**options), overwrite)
 
 
 def top_rows(
@@ -101,7 +91,7 @@ def top_rows(
     InvalidData
         ``path`` holds no finished result.
     """
-    group = open_result(path)
+    group = open_published(path)
     arrays: dict[str, Any] = {name: group[name] for name in (*CERTIFIED, "residual") if name in group}
     check_top(k, by, "upper" in arrays)
     column = stored_column(group, ridge)

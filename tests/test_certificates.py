@@ -422,7 +422,7 @@ def test_certificate__is_stored_with_the_ends(tmp_path):
     result = certified(X, Gaussian(1.0), [1e-2, 1e-3], 20, block_rows=30)
     summary = result.store(tmp_path / "out.zarr", progress=False)
     assert summary["certificate"] == certified(X, Gaussian(1.0), [1e-2, 1e-3], 20, block_rows=30).certificate.to_dict()
-    group = daskrr.engine.storage.open_result(tmp_path / "out.zarr")
+    group = daskrr.jobstore.open_published(tmp_path / "out.zarr")
     for name, values in zip(("scores", "estimate", "lower", "upper"), arrays(result), strict=True):
         np.testing.assert_array_equal(group[name][...], values)
 

@@ -408,7 +408,7 @@ class TestJobs:
     def test_an_unfinished_job_is_told(self, points, tmp_path, monkeypatch):
         output = tmp_path / "scores.zarr"
         with monkeypatch.context() as patch:
-            patch.setattr(jobs, "_staged", lambda *_arguments: 1 / 0)
+            patch.setattr(jobs.JobStore, "staged", lambda *_arguments: 1 / 0)
             assert invoke("score", points, output, *MODEL, "--seed", 0, "--quiet").exit_code == 1
         text = invoke("status", output).stdout
         for part in ("published           nothing", "600 rows", "fit-0 1 of 1", "0 of 1", "ZeroDivisionError"):

@@ -327,7 +327,7 @@ def test_failures__that_will_not_pass_leave_nothing_and_others_are_told(tmp_path
         score(bad, tmp_path / "out.zarr")
     assert list(tmp_path.iterdir()) == []
     with monkeypatch.context() as patch:
-        patch.setattr(jobs, "_staged", no_room)
+        patch.setattr(jobs.JobStore, "staged", no_room)
         with pytest.raises(OSError, match="no room"):
             score(data(), tmp_path / "out.zarr")
     assert outputs.status(tmp_path / "out.zarr")["unfinished"][0]["error"] == "OSError: no room"

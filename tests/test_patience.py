@@ -125,7 +125,7 @@ def test_rows__that_are_not_there_are_refused_soon(tmp_path):
     rows = open_rows(array)
     (tmp_path / "X" / "c" / "2" / "0").unlink()
     began = time.monotonic()
-    with pytest.raises(MissingChunks, match="the chunk with row 20 of .* was never written"):
+    with pytest.raises(MissingChunks, match=r"the chunk with row 20 of .* was never written"):
         list(pieces(rows.source(20, 30)))
     with pytest.raises(MissingChunks, match="1 of 6 chunks"):
         open_rows(array)

@@ -449,7 +449,7 @@ def test_init__refuses_other_stores(scheme: str) -> None:
      "s3://ab", "s3://", "s3://bucket/a b", "s3://bucket/%2e%2e/x#hunter2"],
 )  # fmt: skip
 def test_init__refuses_addresses_with_more_than_a_place(url: str) -> None:
-    with pytest.raises(InvalidParameter, match="s3://bucket/prefix of plain letters") as caught:
+    with pytest.raises(InvalidParameter, match="s3://bucket/prefix, of plain letters") as caught:
         Records(url)
     assert "ter2" not in str(caught.value)
 

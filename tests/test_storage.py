@@ -8,8 +8,9 @@ import zarr
 from strategies import as_zarr, score
 
 import daskrr
-from daskrr.engine.storage import OutputStore, open_result, write_block
+from daskrr.engine.storage import OutputStore, write_block
 from daskrr.errors import CheckFailed, InvalidData, InvalidParameter, OutputExists
+from daskrr.jobstore import open_published
 from daskrr.kernels import Gaussian, Linear
 
 NAMES = ("scores", "estimate", "residual")
@@ -45,7 +46,7 @@ def chunk_file(folder, name):
 def test_store__writes_what_is_computed(source, dtype, tmp_path):
     X = rows() if source == "numpy" else as_zarr(rows(), (5, 2))
     scored, _ = stored(tmp_path, X=X, dtype=dtype)
-    group = open_result(tmp_path / "out.zarr")
+    group = open_published(tmp_path / "out.zarr")
     for name in NAMES:
         np.testing.assert_array_equal(group[name][...], getattr(scored, name))
     assert names(tmp_path) == ["out.zarr"]
@@ -54,7 +55,7 @@ def test_store__writes_what_is_computed(source, dtype, tmp_path):
 @pytest.mark.parametrize(("block_rows", "height"), [(10, 10), (20, 20), (None, 47), (1000, 47)])
 def test_store__aligns_chunks_with_blocks(block_rows, height, tmp_path):
     stored(tmp_path, block_rows=block_rows)
-    group = open_result(tmp_path / "out.zarr")
+    group = open_published(tmp_path / "out.zarr")
     assert {(group[name].shape, group[name].chunks) for name in NAMES} == {((47,), (height,))}
     assert all(group[name].dtype == np.float64 and np.isnan(group[name].fill_value) for name in NAMES)
 
@@ -69,9 +70,9 @@ def test_store__checksums_every_chunk(name, tmp_path):
         damaged[position] ^= 1
         path.write_bytes(bytes(damaged))
         with pytest.raises(ValueError, match="checksum"):
-            open_result(tmp_path / "out.zarr")[name][...]
+            open_published(tmp_path / "out.zarr")[name][...]
     path.unlink()
-    found = open_result(tmp_path / "out.zarr")[name][...]
+    found = open_published(tmp_path / "out.zarr")[name][...]
     assert np.isnan(found[20:30]).all()
     assert np.isfinite(np.delete(found, slice(20, 30))).all()
     assert np.isfinite(scored.scores).all()
@@ -110,7 +111,7 @@ def test_store__can_be_repeated(tmp_path):
     result.store(tmp_path / "a.zarr", progress=False)
     result.store(tmp_path / "b.zarr", progress=False)
     for name in NAMES:
-        np.testing.assert_array_equal(*(open_result(tmp_path / path)[name][...] for path in ("a.zarr", "b.zarr")))
+        np.testing.assert_array_equal(*(open_published(tmp_path / path)[name][...] for path in ("a.zarr", "b.zarr")))
 
 
 def test_store__refuses_scores_that_do_not_add_up(tmp_path):
@@ -168,9 +169,9 @@ def test_output_store__replaces_ours_only_when_asked(tmp_path):
     other = score(rows(30), Linear(), 0.1, 5, block_rows=10)
     with pytest.raises(OutputExists, match=r"holds scores already.*overwrite=True"):
         other.result.store(tmp_path / "out.zarr", progress=False)
-    assert open_result(tmp_path / "out.zarr")["scores"].shape == (47,)
+    assert open_published(tmp_path / "out.zarr")["scores"].shape == (47,)
     other.result.store(tmp_path / "out.zarr", overwrite=True, progress=False)
-    np.testing.assert_array_equal(open_result(tmp_path / "out.zarr")["scores"][...], other.scores)
+    np.testing.assert_array_equal(open_published(tmp_path / "out.zarr")["scores"][...], other.scores)
     assert names(tmp_path) == ["out.zarr"]
 
 
@@ -220,16 +221,16 @@ def test_write_block__refuses_parts_of_chunks(start, size, tmp_path):
     ("kind", "message"),
     [(None, "no scores at"), ("folder", "no scores at"), ("array", "no scores at"), ("group", "not a finished result")],
 )
-def test_open_result__refuses_what_is_no_result(kind, message, tmp_path):
+def test_open_published__refuses_what_is_no_result(kind, message, tmp_path):
     if kind:
         foreign(kind, tmp_path / "out.zarr")
     with pytest.raises(InvalidData, match=message):
-        open_result(tmp_path / "out.zarr")
+        open_published(tmp_path / "out.zarr")
 
 
-def test_open_result__refuses_a_later_format(tmp_path):
+def test_open_published__refuses_a_later_format(tmp_path):
     stored(tmp_path)
     group = zarr.open_group(tmp_path / "out.zarr", mode="r+")
     group.attrs["daskrr"] = dict(group.attrs["daskrr"]) | {"format": 99}
     with pytest.raises(InvalidData, match="format 99"):
-        open_result(tmp_path / "out.zarr")
+        open_published(tmp_path / "out.zarr")

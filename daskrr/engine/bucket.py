@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from daskrr.engine.addresses import redact
 from daskrr.engine.folder import PART, SUFFIX
 from daskrr.engine.frames import Bytes, Frame, identity_of
-from daskrr.engine.rows import redact
 from daskrr.errors import InvalidParameter, StoreFailed
 
 ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/[\w.=,+:-]+)*)/?", re.ASCII)
@@ -29,28 +29,13 @@ class Bucket:
     """Records below ``s3://bucket/prefix``."""
 
     def __init__(self, url: str) -> None:
-        found = ADDRESS.fullmatch(url)
-        if found is None or {".", ".."} & set(url.split("/")):
-            # The address is not repeated: what is wrong with it may be that it holds a secret.
-            raise InvalidParameter(
-                "records need an address like s3://bucket/prefix of plain letters, digits and ._=,+:-, without "
-                "user name, password or query. Credentials are read from the environment (AWS_ACCESS_KEY_ID, ...)."
-            )
-        self._library = _import_obstore()
-        self._store = self._connect(found[1], found[2].strip("/"))
+        # Without tries of its own, so that a heartbeat that fails is told at once.
+        self._store = connect(url, retry_config={"max_retries": 0})
+        self._library = import_obstore()
         self._checked = False
         errors = self._library.exceptions
         self.failures: tuple[type[Exception], ...] = (OSError, errors.BaseError)
         self._refusals = (errors.AlreadyExistsError, errors.PreconditionError)
-
-    def _connect(self, bucket: str, prefix: str) -> Any:
-        plain = any(os.environ.get(name, "").startswith("http://") for name in ENDPOINTS)
-        return self._library.store.S3Store(
-            bucket,
-            prefix=prefix or None,
-            client_options={"allow_http": plain, "timeout": f"{REQUEST_SECONDS}s"},
-            retry_config={"max_retries": 0},
-        )
 
     def get(self, name: str) -> tuple[Bytes, str] | None:
         """The stored bytes and their version."""
@@ -156,11 +141,39 @@ class Bucket:
             )
 
 
-def _import_obstore() -> Any:
+def connect(url: str, **settings: Any) -> Any:
+    """The objects below ``s3://bucket/prefix``; pickled, they are their address without any credentials.
+
+    Raises
+    ------
+    InvalidParameter
+        The address is of another kind, or holds a user name, password or query.
+    """
+    found = ADDRESS.fullmatch(url)
+    if found is None or {".", ".."} & set(url.split("/")):
+        # The address is not repeated: what is wrong with it may be that it holds a secret.
+        raise InvalidParameter(
+            "an address on S3 looks like s3://bucket/prefix, of plain letters, digits and ._=,+:-, without user name, "
+            "password or query. Credentials are read from the environment (AWS_ACCESS_KEY_ID, ...)."
+        )
+    plain = any(os.environ.get(name, "").startswith("http://") for name in ENDPOINTS)
+    options = {"allow_http": plain, "timeout": f"{REQUEST_SECONDS}s"}
+    prefix = found[2].strip("/") or None
+    return import_obstore().store.S3Store(found[1], prefix=prefix, client_options=options, **settings)
+
+
+def import_obstore() -> Any:
+    """The library that speaks to the store.
+
+    Raises
+    ------
+    InvalidParameter
+        It is not installed.
+    """
     try:
         import obstore
         import obstore.exceptions
         import obstore.store
     except ImportError:
-        raise InvalidParameter("records on S3 need obstore, which is not installed: pip install 'daskrr[s3]'") from None
+        raise InvalidParameter("s3:// needs obstore, which is not installed: pip install 'daskrr[s3]'") from None
     return obstore

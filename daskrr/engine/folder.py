@@ -233,6 +233,20 @@ def _written(path: str, frame: Frame) -> Iterator[str]:
         _remove(temporary)
 
 
+def write_file(path: str, content: bytes) -> None:
+    """Write a small file durably and whole, in place of any other."""
+    temporary = f"{path}+{secrets.token_hex(8)}"
+    try:
+        with open(temporary, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        _remove(temporary)
+    sync_folder(os.path.dirname(path))
+
+
 def _link_new(existing: str, target: str) -> bool:
     """Give a file one more name unless the name is taken."""
     try:

@@ -34,6 +34,14 @@ class Journal:
             raise RuntimeError(f"record {label}/{number} was there and is gone: something else writes to this output.")
         return found
 
+    def read_one(self, label: str) -> dict[str, Any] | None:
+        """What was recorded under a label alone, if anything."""
+        return self.records.read(f"{self.prefix}/{label}")
+
+    def write_one(self, label: str, content: dict[str, Any]) -> int:
+        """Record something under a label alone; returns its bytes."""
+        return self.records.write(f"{self.prefix}/{label}", content)
+
     def labels(self) -> list[str]:
         """Labels of passes that have sums."""
         names = (name.split("/") for name in self.records.names(f"{self.prefix}/"))
@@ -41,9 +49,8 @@ class Journal:
 
     def once(self, label: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What was recorded under a label, or what ``make`` makes, recorded now."""
-        name = f"{self.prefix}/{label}"
-        found = self.records.read(name)
+        found = self.read_one(label)
         if found is None:
             found = make()
-            self.records.write(name, found)
+            self.write_one(label, found)
         return found

@@ -20,8 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
+from daskrr.engine.addresses import redact
 from daskrr.engine.records import Records
-from daskrr.engine.rows import redact
 from daskrr.errors import DamagedRecord, DaskrrError, InvalidParameter, LeaseHeld, LeaseLost
 
 LOGGER = logging.getLogger("daskrr.lease")

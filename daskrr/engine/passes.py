@@ -89,17 +89,25 @@ def split(n_rows: int, height: int) -> list[Block]:
 
 @dataclass(frozen=True)
 class Superblock:
-    """Consecutive blocks whose sums are kept together."""
+    """Consecutive blocks whose sums are kept together; ``n_whole`` of them will not change when rows are appended."""
 
     index: int
     blocks: tuple[Block, ...]
+    n_whole: int
+    is_whole: bool
 
 
 def superblocks(blocks: Sequence[Block]) -> list[Superblock]:
     """Group blocks of equal height; boundaries depend on that alone, never on how many blocks there are."""
-    each = max(1, -(-SUPERBLOCK_ROWS // blocks[0].n_rows)) if blocks else 1
-    starts = range(0, len(blocks), each)
-    return [Superblock(number, tuple(blocks[start : start + each])) for number, start in enumerate(starts)]
+    height = blocks[0].n_rows
+    each = max(1, -(-SUPERBLOCK_ROWS // height))
+    found = []
+    for number, start in enumerate(range(0, len(blocks), each)):
+        group = tuple(blocks[start : start + each])
+        # The height of a single block is that of the rows.
+        n_whole = sum(block.n_rows == height for block in group) if len(blocks) > 1 else 0
+        found.append(Superblock(number, group, n_whole, n_whole == each))
+    return found
 
 
 def task(name: str, run: str, index: int, function: Callable, *arguments: Any) -> Delayed:
@@ -152,7 +160,8 @@ class Executor(Protocol):
 class Run:
     """One run: its name, the rows and their blocks, where tasks are executed, and who is told of progress.
 
-    With a journal, what is finished is recorded, and what was recorded is not done again.
+    With a journal, what is finished is recorded, and what was recorded is not done again. ``earlier`` are sums of a run
+    over the first of the rows (:class:`daskrr.nystrom.sums.Earlier`).
     """
 
     name: str
@@ -161,6 +170,7 @@ class Run:
     executor: Executor
     report: Reporter
     journal: Journal | None = None
+    earlier: Any = None
 
     def collect(self, title: str, tasks: Iterable[Delayed]) -> list[Any]:
         """Run one task per block under a title that people see; a handle of each result, in block order."""

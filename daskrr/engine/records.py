@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
+from daskrr.engine.addresses import is_local, locate, redact
 from daskrr.engine.bucket import Bucket
 from daskrr.engine.folder import PART, Folder
 from daskrr.engine.frames import Bytes, Frame, decode, encode
-from daskrr.engine.rows import is_local, locate, redact
 from daskrr.errors import DamagedRecord, DaskrrError, InvalidData, InvalidParameter, StoreFailed
 
 LOGGER = logging.getLogger("daskrr.records")

@@ -8,7 +8,6 @@ import dataclasses
 import itertools
 import math
 import os
-import re
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -25,8 +24,10 @@ from numpy.typing import NDArray
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore
 
+from daskrr.engine.addresses import locate, redact
 from daskrr.engine.opaque import call_sealed, seal, unseal
 from daskrr.engine.patience import patiently
+from daskrr.engine.places import zarr_store
 from daskrr.errors import InvalidData, InvalidParameter, MissingChunks, SourceUnreachable
 
 # A decoded piece is one chunk, or as many small ones as fit in this.
@@ -135,31 +136,14 @@ def _check_array(shape: tuple[int, ...], dtype: Any, ndim: int | None, name: str
         raise InvalidData(f"{name} is empty: its shape is {shape}. At least one row and one feature are needed.")
 
 
-def redact(text: str) -> str:
-    """Remove user names, passwords and query strings from URLs in ``text``."""
-    text = re.sub(r"(\w+://)[^/@\s]+@", r"\1***@", text)
-    return re.sub(r"(\w+://[^\s?'\"]+)\?[^\s'\"]*", r"\1?***", text)
-
-
-def locate(path: str | os.PathLike) -> str:
-    """An absolute local path, also for ``file://``, whose own store may tear chunks; or the URL as it is."""
-    name = os.fspath(path).removeprefix("file://")
-    return name if "://" in name else os.path.abspath(name)
-
-
 def has_no_path(origin: str) -> bool:
     """Whether :attr:`Rows.origin` tells of an array in memory, which cannot be opened again."""
     return origin.startswith(("NumPy array", "Dask array"))
 
 
-def is_local(path: str) -> bool:
-    """Whether what :func:`locate` returned is a path and not a URL."""
-    return "://" not in path
-
-
 def _open_zarr(path: str) -> zarr.Array:
     try:
-        found = zarr.open(path, mode="r")
+        found = zarr.open(zarr_store(path), mode="r")
     except Exception as error:  # stores and metadata raise errors of many kinds
         raise InvalidData(
             f"there is no readable Zarr array at {redact(path)}: {type(error).__name__}: {redact(str(error))}"

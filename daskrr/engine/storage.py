@@ -21,9 +21,9 @@ import zarr
 from numpy.typing import NDArray
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
-from daskrr.engine.folder import sync_folder
+from daskrr.engine.addresses import is_local, locate, redact
 from daskrr.engine.patience import patiently
-from daskrr.engine.rows import is_local, locate, redact
+from daskrr.engine.places import blueprint, zarr_store
 from daskrr.errors import InvalidData, InvalidParameter, OutputExists, StoreFailed
 
 RESULT_KEY = "daskrr"
@@ -59,15 +59,16 @@ class OutputStore:
     def create(
         self, shapes: Mapping[str, tuple[int, ...]], chunk_rows: int, second: str = "ridge", **dtypes: str
     ) -> None:
-        """Create the named arrays; see :func:`create_arrays`."""
+        """Create the named arrays; see :func:`daskrr.engine.places.blueprint`."""
         try:
-            self.arrays = create_arrays(self.path, shapes, chunk_rows, second, **dtypes)
+            group: Any = blueprint(shapes, chunk_rows, second, zarr_store(self.path), **dtypes)
+            self.arrays = {name: group[name] for name in shapes}
         except OSError as error:
             raise InvalidParameter(f"cannot create {redact(self.target)}: {error}") from None
 
     def write(self, arrays: Mapping[str, NDArray]) -> None:
         """Write small arrays of any shape, each as one chunk."""
-        group = zarr.open_group(self.path, mode="w")
+        group = zarr.open_group(zarr_store(self.path), mode="w")
         for name, values in arrays.items():
             group.create_array(
                 name,
@@ -81,7 +82,7 @@ class OutputStore:
         """Write the attributes, then put the result in its place, unless something else has come there meanwhile."""
         if self.local:
             _check_target(self.target, self.overwrite, self.kind)
-        group = zarr.open_group(self.path, mode="r+")
+        group = zarr.open_group(zarr_store(self.path), mode="r+")
         stored: Any = {"format": FORMAT, "kind": self.kind} | attributes
         group.attrs[RESULT_KEY] = stored
         if self.local:
@@ -92,29 +93,6 @@ class OutputStore:
 def checksum(values: NDArray) -> int:
     """Of the bytes of an array in row order."""
     return zlib.crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
-
-
-def create_arrays(
-    path: str | os.PathLike,
-    shapes: Mapping[str, tuple[int, ...]],
-    chunk_rows: int,
-    second: str = "ridge",
-    **dtypes: str,
-) -> dict[str, zarr.Array]:
-    """A group with named arrays, one chunk per block; float64 unless said otherwise, ``second`` names columns."""
-    group = zarr.open_group(path, mode="w")
-    return {
-        name: group.create_array(
-            name,
-            shape=shape,
-            chunks=(min(chunk_rows, shape[0]), *shape[1:]),
-            dtype=dtypes.get(name, "float64"),
-            fill_value=-1 if name in dtypes else np.nan,
-            compressors=(ZstdCodec(level=1), Crc32cCodec()),
-            dimension_names=("row", second)[: len(shape)],
-        )
-        for name, shape in shapes.items()
-    }
 
 
 def publish(new: Path, target: Path) -> None:
@@ -150,7 +128,7 @@ def _check_target(target: str, overwrite: bool, kind: str) -> None:
 
 def _open_group(path: str) -> zarr.Group | None:
     try:
-        found = zarr.open(path, mode="r")
+        found = zarr.open(zarr_store(path), mode="r")
     except (FileNotFoundError, KeyError, ValueError, NotADirectoryError):
         return None
     return found if isinstance(found, zarr.Group) else None
@@ -192,34 +170,6 @@ def _write_failure(
     failure = StoreFailed(f"cannot {what}: {found}.")
     failure.errno = code
     return failure
-
-
-def sync_block(arrays: dict[str, zarr.Array], start: int) -> None:
-    """Have the chunks of a block on local storage reach the disk, so that a record of them does not come first."""
-    for path in _chunk_files(arrays, start):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-        sync_folder(path.parent)
-
-
-def is_stored(arrays: dict[str, zarr.Array], start: int) -> bool:
-    """Whether the chunks of a block are there, as far as names and sizes tell."""
-    return all(path.is_file() and path.stat().st_size for path in _chunk_files(arrays, start))
-
-
-def _chunk_files(arrays: dict[str, zarr.Array], start: int) -> list[Path]:
-    """Files of the block's chunk of every array; blocks are whole chunks over all columns."""
-    found = []
-    for array in arrays.values():
-        store: Any = array.store
-        place = (start // array.chunks[0], *(0 for _ in array.shape[1:]))
-        found.append(Path(store.root) / array.path / array.metadata.encode_chunk_key(place))
-    return found
-
-
-def open_result(path: str | os.PathLike) -> zarr.Group:
-    """Open finished scores for reading; see :func:`open_stored`."""
-    return open_stored(path, "scores")
 
 
 def open_stored(path: str | os.PathLike, kind: str) -> zarr.Group:

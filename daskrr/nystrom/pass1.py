@@ -1,24 +1,22 @@
 """From landmarks to a fitted sketch: their kernel matrix, its factor, and pass 1 over the rows."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cached_property, partial
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from daskrr.engine.journal import Journal
-from daskrr.engine.opaque import seal
 from daskrr.engine.passes import Run, Superblock, superblocks
 from daskrr.engine.progress import Stage
 from daskrr.engine.scheduler import algebra, held
 from daskrr.kernels import Kernel
-from daskrr.numerics import reservoir
 from daskrr.numerics.algebra import check_resolution
 from daskrr.numerics.gram import Draw, GramPart, Kept, Totals
 from daskrr.numerics.reservoir import Reservoir
 from daskrr.nystrom.sampling import Landmarks
 from daskrr.nystrom.sketch import NystromSketch, TargetRows, landmark_inputs
+from daskrr.nystrom.sums import Sums, add_parts
 
 # Gram matrices of blocks that one task adds to the sum.
 ADDENDS = 4
@@ -105,20 +103,21 @@ def first_pass(
     Residuals are not kept of rows with targets, since no pass 2 follows. ``payload`` is a handle of the factor of W, if
     it is not that of the sketch. A journal has the sums of every superblock under ``label``.
     """
-    kept: list[Any] = []
-    total: list[Any] = []
     payload = held(sketch.algebra, "whitener", run.executor) if payload is None else payload
-    journal = Sums(run, label, with_gram and targets is None)
+    sums = Sums(run, label, with_gram and targets is None, tuple(draws))
     groups = superblocks(run.blocks)
-    missing = [block for group in groups if group.index not in journal.known for block in group.blocks]
+    missing = [block for group in groups for block in sums.missing(group)]
     parts = run.executor.window(sketch.gram_tasks(payload, run.rows, missing, draws, with_gram, targets))
     with Stage(run.report, title, total=len(run.blocks), total_rows=run.rows.n_rows) as stage:
-        for group in groups:
-            part, residuals = journal.known_part(group, stage) or _sum_parts(run, group, parts, stage, journal)
+        total, kept, others = sums.first(groups, stage)
+        whole = total
+        for group in others:
+            part, residuals = sums.known_part(group, stage) or _sum_parts(run, group, parts, sums, stage)
             kept += residuals
             run.executor.settle(total)
             total = [run.executor.apply("add-grams", add_parts, *total, part)]
-        journal.finish()
+            whole = total if group.is_whole else whole
+        sums.finish(whole)
     gram, drawn, totals = (
         run.executor.apply(name, pick, total[0])
         for name, pick in (("gram-sum", _gram), ("drawn-rows", _drawn), ("totals", _totals))
@@ -126,95 +125,27 @@ def first_pass(
     return FirstPass(payload, gram, kept, drawn, run.executor.value(totals))
 
 
-@dataclass(frozen=True)
-class Sums:
-    """Where the sums of superblocks are recorded under a label, if anywhere, with what is kept of each block."""
-
-    run: Run
-    label: str
-    keeps: bool
-    writing: list[Any] = field(default_factory=list)
-
-    @cached_property
-    def known(self) -> set[int]:
-        """Superblocks that need not be summed again."""
-        return set() if self.run.journal is None else self.run.journal.done(f"{self.label}/sums")
-
-    def known_part(self, group: Superblock, stage: Stage) -> tuple[Any, list[Any]] | None:
-        """Handles of a superblock that was recorded before."""
-        if self.run.journal is None or group.index not in self.known:
-            return None
-        for block in group.blocks:
-            stage.advance(rows=block.n_rows)
-        part = self.run.executor.apply("read-sums", partial(_read_part, self.run.journal, self.label, group.index))
-        return part, self._references(group)
-
-    def record(self, group: Superblock, part: Any, residuals: list[Any]) -> list[Any]:
-        """Have a worker record a superblock; what refers to its residuals from then on."""
-        if self.run.journal is None:
-            return residuals
-        write = partial(_write_part, self.run.journal, self.label, group.index)
-        # One behind, so that the workers have blocks to work on meanwhile.
-        self.finish()
-        self.writing.append(self.run.executor.apply("write-sums", write, part, *residuals))
-        return self._references(group)
-
-    def finish(self) -> None:
-        """Wait until everything is recorded."""
-        self.run.executor.settle(self.writing)
-        self.writing.clear()
-
-    def _references(self, group: Superblock) -> list[Any]:
-        if not self.keeps or self.run.journal is None:
-            return []
-        return [
-            seal(KeptReference(self.run.journal, self.label, group.index, number))
-            for number in range(len(group.blocks))
-        ]  # fmt: skip
-
-
-def _sum_parts(run: Run, group: Superblock, parts: Iterator[Any], stage: Stage, journal: Sums) -> tuple[Any, list[Any]]:
+def _sum_parts(run: Run, group: Superblock, parts: Iterator[Any], sums: Sums, stage: Stage) -> tuple[Any, list[Any]]:
     """Add the next parts, those of one superblock, from left to right, and record the sum."""
-    total: list[Any] = []
+    total, residuals = sums.ahead(group)
+    rest = total[0] if total else None
     waiting: list[Any] = []
-    residuals: list[Any] = []
-    for block in group.blocks:
+    for number, block in enumerate(group.blocks, 1):
+        if number <= sums.n_ahead(group):
+            stage.advance(rows=block.n_rows)
+            continue
         part = next(parts)
-        if journal.keeps:
+        if sums.keeps:
             residuals.append(run.executor.apply("keep-residual", _kept, part))
         waiting.append(part)
-        if len(waiting) == ADDENDS or block is group.blocks[-1]:
+        if len(waiting) == ADDENDS or number in (group.n_whole, len(group.blocks)):
             # Sums are a chain. Waiting for the last link bounds how many parts lie on the workers.
             run.executor.settle(total)
             total = [run.executor.apply("add-grams", add_parts, *total, *waiting)]
             waiting = []
+            rest = total[0] if number == group.n_whole else rest
         stage.advance(rows=block.n_rows)
-    return total[0], journal.record(group, total[0], residuals)
-
-
-@dataclass(frozen=True)
-class KeptReference:
-    """Where the residuals of a block are recorded."""
-
-    journal: Journal
-    label: str
-    group: int
-    number: int
-
-    def read(self) -> Kept:
-        """What pass 1 kept of the block."""
-        record = self.journal.read(f"{self.label}/kept", self.group)["blocks"][self.number]
-        return Kept(record["residual"], record["checksums"])
-
-
-def _write_part(journal: Journal, label: str, number: int, part: GramPart, *residuals: Kept) -> int:
-    """Record what is kept of the blocks first, since the sums tell that all is there."""
-    written = journal.write(f"{label}/kept", number, {"blocks": [vars(one) for one in residuals]})
-    return written + journal.write(f"{label}/sums", number, part.to_record())
-
-
-def _read_part(journal: Journal, label: str, number: int) -> GramPart:
-    return GramPart.from_record(journal.read(f"{label}/sums", number))
+    return total[0], sums.record(group, total[0], None if group.is_whole else rest, residuals)
 
 
 def _kept(part: GramPart) -> Kept | None:
@@ -231,19 +162,3 @@ def _drawn(part: GramPart) -> dict[str, Reservoir]:
 
 def _totals(part: GramPart) -> Totals:
     return part.totals
-
-
-def add_parts(first: GramPart, *parts: GramPart) -> GramPart:
-    """Add parts of pass 1 from left to right."""
-    if not parts:
-        return GramPart(first.gram, None, first.totals, first.drawn, first.moments)
-    gram, totals, moments = first.gram.copy(), first.totals, first.moments
-    for part in parts:
-        np.add(gram, part.gram, out=gram)
-        totals = totals + part.totals
-        moments = None if moments is None or part.moments is None else moments + part.moments
-    return GramPart(gram, None, totals, _merged([first, *parts]), moments)
-
-
-def _merged(parts: Sequence[GramPart]) -> dict[str, Reservoir]:
-    return {name: reservoir.merge([part.drawn[name] for part in parts]) for name in parts[0].drawn}

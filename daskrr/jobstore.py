@@ -1,0 +1,171 @@
+"""What is stored of the jobs of one output: OUT, a Zarr group, and all that is not published under OUT/.daskrr.
+
+There is a lease, so that two jobs never share an output, and a *generation* for every begun job, with its parameters,
+its journal and its arrays, which have no metadata there, so that no reader finds them. When all rows are there and the
+checks hold, the arrays are moved into the group, their metadata last, and a commit record says so.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import zarr
+
+from daskrr.engine.addresses import locate, redact
+from daskrr.engine.journal import Journal
+from daskrr.engine.places import METADATA, Staged, array_at, blueprint, holds_jobs, listing, metadata_of, open_place
+from daskrr.engine.records import Records
+from daskrr.engine.storage import FORMAT, RESULT_KEY, open_stored
+from daskrr.errors import InvalidData
+
+STATE = ".daskrr"
+COMMIT = "commit"
+LEASE = "lease"
+# What a later job with more rows goes on from; it stays as long as the scores that it belongs to.
+BASE = "base"
+# An exchange takes milliseconds on a file system, and a moment for every chunk on an object store.
+EXCHANGE_SECONDS = 10.0
+
+
+class JobStore:
+    """The state of the jobs of one output, a local path or ``s3://bucket/prefix``."""
+
+    def __init__(self, target: str | os.PathLike) -> None:
+        self.target = locate(target)
+        self.place = open_place(self.target)
+        self.records = Records(f"{self.target.rstrip('/')}/{STATE}/records")
+
+    def __str__(self) -> str:
+        return redact(self.target)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is any state at all."""
+        return STATE in self.place.below("")
+
+    @property
+    def committed(self) -> dict[str, Any] | None:
+        """The commit record, if anything was published."""
+        return self.records.read(COMMIT)
+
+    @property
+    def unfinished(self) -> list[str]:
+        """Generations that were begun and not committed, oldest first."""
+        found = {name.split("/")[0] for name in self.records.names() if name.endswith("/job")}
+        return sorted(found - {(self.committed or {}).get("generation")})
+
+    def begin(self, generation: str, about: Mapping[str, Any]) -> None:
+        """Begin a generation."""
+        # As a group, it does not astonish those who list the output with Zarr.
+        self.place.write_new(f"{STATE}/{METADATA}", metadata_of(blueprint({}, 1)).encode())
+        self.records.write(f"{generation}/job", about)
+
+    def job(self, generation: str) -> dict[str, Any]:
+        """What a generation was begun with."""
+        found = self.records.read(f"{generation}/job")
+        if found is None:
+            raise RuntimeError(f"generation {generation} of {self} is gone: something else writes to this output.")
+        return found
+
+    def journal(self, generation: str) -> Journal:
+        """What a generation has finished."""
+        return Journal(self.records, generation)
+
+    def staged(
+        self, generation: str, shapes: Mapping[str, tuple[int, ...]], chunk_rows: int, read_only: bool = False
+    ) -> Staged:
+        """The arrays of a generation until they are published."""
+        drawn: Any = blueprint(shapes, chunk_rows)
+        store = self.place.store.with_read_only(read_only)
+        return Staged(self.place, {name: array_at(store, _staged(generation, name), drawn[name]) for name in shapes})
+
+    def checkpoints(self, generation: str) -> dict[str, int]:
+        """How many records a generation has, and their bytes."""
+        found = listing(self.place.store, f"{STATE}/records/{generation}") or {}
+        return {"records": len(found), "bytes": sum(size for size, _ in found.values())}
+
+    def publish(self, generation: str, staged: Staged, commit: Mapping[str, Any]) -> None:
+        """Move the arrays of a generation into the output, metadata last, and commit; it can be finished if stopped."""
+        group = blueprint({}, 1)
+        about: Any = {"format": FORMAT, "kind": "scores", "generation": generation} | dict(commit["summary"])
+        group.attrs[RESULT_KEY] = about
+        metadata = {f"{name}/{METADATA}": metadata_of(array) for name, array in staged.arrays.items()}
+        metadata[METADATA] = metadata_of(zarr.open_group(group.store, mode="r"))
+        self.records.write(f"{generation}/publish", {"commit": commit, "metadata": metadata})
+        self.finish_publishing(generation)
+
+    def finish_publishing(self, generation: str) -> None:
+        """Carry out what was decided, if anything was; only for who holds the lease.
+
+        Every step is harmless if it was done before.
+        """
+        decided = self.records.read(f"{generation}/publish")
+        if decided is None:
+            return
+        commit, metadata = decided["commit"], decided["metadata"]
+        # Without metadata the group and its arrays are none, so that nobody reads a mixture of two generations.
+        names = set(self.place.below("")) - {STATE}
+        for key in [METADATA, *(f"{name}/{METADATA}" for name in sorted(names - {METADATA}))]:
+            self.place.delete(key)
+        for name in commit["digests"]:
+            self.place.move(_staged(generation, name), name)
+        for name in names - set(commit["digests"]):
+            self.place.delete(name)
+        for key, text in metadata.items():
+            self.place.write(key, text.encode())
+        self.records.write(COMMIT, commit)
+        self.sweep({generation: BASE})
+
+    def sweep(self, keep: Mapping[str, str]) -> None:
+        """Forget all generations but some, and of these all but the records whose names begin as is said."""
+        labels = {tuple(name.split("/")[:2]) for name in self.records.names() if "/" in name}
+        for generation in {generation for generation, _ in labels} - set(keep):
+            self.records.delete(generation)
+        for generation, label in labels:
+            if generation in keep and not label.startswith(keep[generation]):
+                self.records.delete(f"{generation}/{label}")
+        whole = {f"arrays-{generation}" for generation, label in keep.items() if not label}
+        for name in self.place.below(STATE):
+            if name.startswith("arrays-") and name not in whole:
+                self.place.delete(f"{STATE}/{name}")
+
+    def clear(self) -> None:
+        """Leave nothing behind where there is nothing to go on with."""
+        if self.committed is None and not self.unfinished:
+            self.place.delete(STATE)
+            self.place.remove_empty()
+
+
+def open_published(path: str | os.PathLike) -> zarr.Group:
+    """Open finished scores for reading.
+
+    Raises
+    ------
+    InvalidData
+        Nothing is published there, or a job died while it replaced what was.
+    """
+    store = JobStore(path) if holds_jobs(locate(path)) else None
+    if store is None or not store.is_begun:  # stored as a whole, not by a job
+        return open_stored(path, "scores")
+    deadline = time.monotonic() + EXCHANGE_SECONDS
+    while True:
+        committed = store.committed
+        if committed is None:
+            raise InvalidData(f"{store} has an unfinished job and no finished scores. Run it again to finish it.")
+        with suppress(InvalidData):
+            group = open_stored(path, "scores")
+            about: Any = group.attrs[RESULT_KEY]
+            if about.get("generation") == committed["generation"]:
+                return group
+        if time.monotonic() > deadline:
+            raise InvalidData(
+                f"the scores of {store} were being exchanged for new ones when that job ended, or are damaged. Run the "
+                "job again to finish it; daskrr verify tells what is damaged."
+            )
+        time.sleep(0.05)
+
+
+def _staged(generation: str, name: str) -> str:
+    return f"{STATE}/arrays-{generation}/{name}"
