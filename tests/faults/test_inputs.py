@@ -13,16 +13,36 @@ import dask.array as da
 import numpy as np
 import pytest
 import zarr
-from damage import KERNEL, N_LANDMARKS, RIDGE, Saboteur, chunk_files, contents, flip, key_of, points, score, stored
+from damage import (
+    KERNEL,
+    N_LANDMARKS,
+    RIDGE,
+    Saboteur,
+    chunk_files,
+    contents,
+    flip,
+    key_of,
+    points,
+    score,
+    shorten_pauses,
+    stored,
+)
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
 import daskrr
 from daskrr import outputs
+from daskrr.engine.places import blueprint
+from daskrr.engine.storage import write_block
 from daskrr.errors import InvalidData, MissingChunks, OutputExists, SourceChanged
 
 CHECKSUMMED = {"compressors": [ZstdCodec(level=1), Crc32cCodec()]}
 GENEROUS = 120
 SLOW = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch):
+    shorten_pauses(monkeypatch)
 
 
 def nothing_published(output):
@@ -280,10 +300,11 @@ def test_output__that_is_a_sharded_array_of_others_is_refused_and_left_alone(tmp
 
 
 def test_write_block__refuses_rows_that_are_not_whole_chunks(tmp_path):
-    arrays = daskrr.engine.storage.create_arrays(tmp_path / "out.zarr", {"scores": (450,)}, 100)
+    group = blueprint({"scores": (450,)}, 100, store=str(tmp_path / "out.zarr"))
+    arrays = {"scores": group["scores"]}
     for start, stop in ((0, 50), (50, 150), (0, 430), (399, 450)):
         with pytest.raises(RuntimeError, match="are not whole chunks of 100 rows"):
-            daskrr.engine.storage.write_block(arrays, {"scores": np.zeros(stop - start)}, start)
+            write_block(arrays, {"scores": np.zeros(stop - start)}, start)
     assert chunk_files(tmp_path / "out.zarr" / "scores") == []
-    daskrr.engine.storage.write_block(arrays, {"scores": np.zeros(50)}, 400)
+    write_block(arrays, {"scores": np.zeros(50)}, 400)
     assert len(chunk_files(tmp_path / "out.zarr" / "scores")) == 1

@@ -5,12 +5,11 @@ import os
 import obstore
 import pytest
 import zarr
-from damage import chunk_files, contents, points, score, stored
+from damage import chunk_files, contents, points, score, shorten_pauses, stored
 from stores import FaultyStore, Plan, Proxy
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
 from daskrr import outputs
-from daskrr.engine import patience
 from daskrr.errors import DaskrrError, InvalidData, MissingChunks
 
 SLOW = pytest.mark.slow
@@ -23,10 +22,8 @@ LAYOUTS = {
 
 
 @pytest.fixture(autouse=True)
-def short_pauses(monkeypatch):
-    """As many tries as ever, in less time."""
-    monkeypatch.setattr(patience, "PAUSES", (0.01,) * len(patience.PAUSES))
-    monkeypatch.setattr(patience, "PAUSES_IF_ABSENT", (0.01,) * len(patience.PAUSES_IF_ABSENT))
+def _short_pauses(monkeypatch):
+    shorten_pauses(monkeypatch)
 
 
 def values():
@@ -66,15 +63,7 @@ def proxy(server, monkeypatch):
     """Before the server."""
     with Proxy(server) as started:
         monkeypatch.setenv("AWS_ENDPOINT_URL", started.url)
-        forget_connections()
         yield started
-    forget_connections()
-
-
-def forget_connections():
-    """Have the next run find its endpoint anew."""
-    s3fs = pytest.importorskip("s3fs")
-    s3fs.S3FileSystem.clear_instance_cache()
 
 
 def test_proxy__that_fails_nothing_changes_nothing(proxy, reference, tmp_path):
