@@ -485,6 +485,15 @@ class TestUpdate:
         assert actions == ["score", "nothing", "update", "nothing"]
         assert zarr.open_array(folder / "scores.zarr" / "scores", mode="r").shape == (560,)
 
+    @pytest.mark.usefixtures("in_process")
+    def test_nights_with_new_rows_before_the_first_scores_were_whole(self, folder):
+        pytest.importorskip("daskrr.updating")
+        stopped(folder, "pass 2")
+        append_points(folder / "points.zarr", 50)
+        result = run(folder, "--json")
+        assert result.exit_code == 0, result.stderr
+        assert (json.loads(result.stdout)["action"], json.loads(result.stdout)["n_rows"]) == ("score", 550)
+
 
 class TestRetries:
     @pytest.fixture

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import re
+import shutil
 import socket
 import ssl
 import subprocess
@@ -25,6 +27,7 @@ from daskrr.apps.cli import main
 from daskrr.errors import InvalidParameter, SourceUnreachable
 
 GENEROUS = 120
+INSTRUCTIONS = Path(__file__).parents[1] / "deploy" / "local" / "README.md"
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(daskrr.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
 MODEL = [
     "--kernel",
@@ -59,7 +62,14 @@ def words(options):
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory):
-    return certificates(tmp_path_factory.mktemp("ours") / "tls")
+    """Certificates made as the instructions say, where that is possible."""
+    folder = tmp_path_factory.mktemp("ours")
+    if shutil.which("openssl") is None:
+        return certificates(folder / "tls")
+    (recipe,) = re.findall(r"^```sh\n(openssl .*?)^```$", INSTRUCTIONS.read_text(), flags=re.MULTILINE | re.DOTALL)
+    subprocess.run(["sh", "-ec", recipe], cwd=folder, capture_output=True, timeout=GENEROUS, check=True)
+    files = {"tls_ca_file": "ca.pem", "tls_cert": "cert.pem", "tls_key": "key.pem"}
+    return {name: str(folder / file) for name, file in files.items()}
 
 
 @pytest.fixture(scope="module")
