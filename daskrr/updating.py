@@ -84,7 +84,8 @@ def update_scores(
     """
     if refresh not in REFRESH:
         raise InvalidParameter(f"refresh must be one of {', '.join(REFRESH)}, got {refresh!r}")
-    store, rows = JobStore(output), _opened(X, JobStore(output))
+    store = JobStore(output)
+    rows = _opened(X, store)
     update = Update.of(store, rows, allow_functions)
     if update.is_done:
         return summary_of(store, update.known)
@@ -93,6 +94,19 @@ def update_scores(
         if update.is_done:
             return summary_of(store, update.known)
         return update.run(lease, report, refresh)
+
+
+def up_to_date(X: Any, output: str | os.PathLike) -> dict[str, Any] | None:
+    """The summary of the published scores, if they are of all rows; runs nothing.
+
+    Raises
+    ------
+    InvalidData, SourceChanged
+        As :func:`update_scores`.
+    """
+    store = JobStore(output)
+    update = Update.of(store, _opened(X, store), ())
+    return summary_of(store, update.known) if update.is_done else None
 
 
 def _opened(X: Any, store: JobStore) -> Rows:

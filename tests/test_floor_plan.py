@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "outputs": LIBRARY | {"jobstore"},
     "scoring": LIBRARY | {"top", "arguments", "jobs", "jobstore"},
     "apps": LIBRARY
-    | {"top", "result", "leverage", "outputs", "scoring", "samples", "regression", "synthetic", "plots"},
+    | {"top", "result", "leverage", "outputs", "updating", "scoring", "samples", "regression", "synthetic", "plots"},
     "apps.wording": {"engine.progress.duration", "top.describe_rows"},
 }
 FORBIDDEN = {

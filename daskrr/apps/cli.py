@@ -147,6 +147,7 @@ def score(**options: Any) -> None:
     show_default=True,
     help="Whether landmarks are drawn anew: when they no longer cover the rows, in any case, or not at all.",
 )
+@click.option("--allow-function", multiple=True, metavar="PACKAGE.MODULE:NAME", help="Function the kernel may import.")
 @cluster_options
 @wait_option
 @json_option

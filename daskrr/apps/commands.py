@@ -4,14 +4,13 @@ The function of a command takes its options by the names that :mod:`daskrr.apps.
 standard output, everything else to standard error.
 """
 
-import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
-from daskrr import errors, outputs, samples, scoring
+from daskrr import errors, outputs, samples, scoring, updating
 from daskrr.apps import clusters, wording
 from daskrr.apps import convert as conversion
 from daskrr.apps.parsing import make_kernel, model_arguments, refuse_file
@@ -81,22 +80,27 @@ def score(
 
 
 def update(
-    points: str, output: str, refresh: str, cluster: Mapping[str, Any], wait: bool, as_json: bool, quiet: bool
+    points: str,
+    output: str,
+    refresh: str,
+    allow_function: Sequence[str],
+    cluster: Mapping[str, Any],
+    wait: bool,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Run ``daskrr update``."""
     refuse_file(points)
-    # Whether there are scores at all should be told before a cluster is started for them.
-    outputs.open_scores(output)
-    before = outputs.status(output)["published"]
+    # Mistakes should be told, and finished work found, before a cluster is started.
+    summary = updating.up_to_date(points, output)
+    if summary is not None:
+        emit(summary, as_json, wording.unchanged)
+        return
     with told(quiet), clusters.connect(**cluster, echo=silence if quiet else None):
-        summary = update_scores(points, output, refresh=refresh, wait=wait, progress=not quiet)
-    unchanged = outputs.status(output)["published"] == before
-    emit(summary, as_json, wording.unchanged if unchanged else wording.update)
-
-
-def update_scores(points: str, output: str, **options: Any) -> dict[str, Any]:
-    """Bring scores up to date."""
-    return importlib.import_module("daskrr.updating").update_scores(points, output, **options)
+        summary = updating.update_scores(
+            points, output, refresh=refresh, wait=wait, allow_functions=allow_function, progress=not quiet
+        )
+    emit(summary, as_json, wording.update)
 
 
 def status(output: str, as_json: bool) -> None:

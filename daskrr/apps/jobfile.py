@@ -19,7 +19,7 @@ import click
 from daskrr.apps import clusters
 from daskrr.apps.options import GROUPS, LengthScale, PathOr, grouped
 from daskrr.apps.parsing import make_kernel, model_arguments, refuse_file
-from daskrr.engine.rows import redact
+from daskrr.engine.addresses import redact
 from daskrr.errors import DaskrrError, InvalidParameter
 from daskrr.kernels import Kernel
 
@@ -89,10 +89,11 @@ def read(path: Path, commands: Commands) -> JobFile:
     arguments = mistakes.made_by("[scores]", model_arguments, options["model"])
     mistakes.made_by("[cluster]", clusters.check, *(options["cluster"][name] for name in GROUPS["cluster"]))
     mistakes.refuse()
-    update = commands["update"].make_context("run", [*words["update"], *names]).params
+    refresh = commands["update"].make_context("run", [*words["update"], *names]).params["refresh"]
+    update = {"refresh": refresh, "allow_functions": options["kernel"]["allow_function"]}
     return JobFile(
         path, places["input"], places["output"], kernel, arguments, options["cluster"],
-        {"refresh": update["refresh"]}, _RETRIES.make_context("run", words["retries"]).params,
+        update, _RETRIES.make_context("run", words["retries"]).params,
     )  # fmt: skip
 
 

@@ -11,22 +11,21 @@ from typing import Any
 from distributed import KilledWorker
 from distributed.comm.core import CommClosedError
 
-from daskrr import outputs, scoring
+from daskrr import outputs, scoring, updating
 from daskrr.apps import clusters, wording
-from daskrr.apps.commands import update_scores
 from daskrr.apps.jobfile import Commands, JobFile, read
 from daskrr.apps.telling import emit, failure, silence, told
+from daskrr.engine.addresses import redact
 from daskrr.engine.plan import Plan
 from daskrr.engine.progress import duration
-from daskrr.engine.rows import redact
-from daskrr.errors import InputGrown, InvalidParameter, SourceUnreachable, StoreFailed
+from daskrr.errors import InputGrown, InvalidParameter, SourceUnreachable, StoreFailed, UnreadableData
 from daskrr.leverage import plan as make_plan
 
 log = logging.getLogger("daskrr")
 
 # A lost scheduler shows as a cancelled future or as a closed connection.
 _OF_DASK = (KilledWorker, CommClosedError, CancelledError)
-MAY_PASS = (SourceUnreachable, StoreFailed, *_OF_DASK, ConnectionError, TimeoutError)
+MAY_PASS = (SourceUnreachable, StoreFailed, UnreadableData, *_OF_DASK, ConnectionError, TimeoutError)
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def _carry_out(job: JobFile, overwrite: bool, wait: bool, quiet: bool) -> dict[s
     how: dict[str, Any] = {"wait": wait, "progress": not quiet}
     with clusters.connect(**job.cluster, echo=silence if quiet else None):
         if task.action == "update":
-            summary = update_scores(job.points, job.output, **job.update, **how)
+            summary = updating.update_scores(job.points, job.output, **job.update, **how)
         else:
             summary = scoring.score_to_zarr(
                 job.points, job.output, job.kernel, overwrite=task.overwrite, **how, **job.arguments

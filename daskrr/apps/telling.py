@@ -22,6 +22,7 @@ _EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (errors.InvalidData, 2),
     (errors.NotCertified, 2),
     (errors.SourceUnreachable, 3),
+    (errors.StoreFailed, 3),
     (errors.DoesNotFit, 3),
     (distributed.KilledWorker, 3),
     (CommClosedError, 3),

@@ -122,7 +122,7 @@ def update(summary: Summary) -> str:
         ("rows", f"{about['rows_before']:,} and {about['rows_added']:,} new ones, {about['rows_summed']:,} summed"),
         ("landmarks", f"{'drawn anew' if about['refreshed'] else 'kept'}: {about['reason']}"),
         ("effective dimension", f"{before} before, {now} now"),
-        ("mean residual share", f"{residual['before']:.4g} before, {residual['new_rows']:.4g} in the new rows"),
+        ("mean residual share", f"{residual['before']:.4g} before" + _in_new_rows(residual["new_rows"])),
         ("written to", summary["output"]),
     ]
     lines = [f"{'scores':>8}  {'before':>10}  {'new rows':>10}  {'all':>10}"]
@@ -130,6 +130,10 @@ def update(summary: Summary) -> str:
     for level, *values in zip(*columns, strict=True):
         lines.append(f"{level:>7.0%}   " + "  ".join(f"{value:>10.3e}" for value in values))
     return "\n\n".join([_table(pairs), "\n".join(lines)])
+
+
+def _in_new_rows(share: float | None) -> str:
+    return "" if share is None else f", {share:.4g} in the new rows"
 
 
 def unchanged(summary: Summary) -> str:

@@ -28,7 +28,7 @@ from daskrr.engine.addresses import locate, redact
 from daskrr.engine.opaque import call_sealed, seal, unseal
 from daskrr.engine.patience import patiently
 from daskrr.engine.places import zarr_store
-from daskrr.errors import InvalidData, InvalidParameter, MissingChunks, SourceUnreachable, UnreadableData
+from daskrr.errors import DaskrrError, InvalidData, InvalidParameter, MissingChunks, SourceUnreachable, UnreadableData
 
 # A decoded piece is one chunk, or as many small ones as fit in this.
 PIECE_BYTES = 16 * 2**20
@@ -144,9 +144,16 @@ def has_no_path(origin: str) -> bool:
 def _open_zarr(path: str) -> zarr.Array:
     try:
         found = zarr.open(zarr_store(path), mode="r")
-    except Exception as error:  # stores and metadata raise errors of many kinds
+    except (FileNotFoundError, ValueError, KeyError, NotADirectoryError) as error:
         raise InvalidData(
             f"there is no readable Zarr array at {redact(path)}: {type(error).__name__}: {redact(str(error))}"
+        ) from None
+    except DaskrrError:
+        raise
+    except Exception as error:  # stores raise errors of many kinds
+        raise SourceUnreachable(
+            f"cannot open the Zarr array at {redact(path)}: {type(error).__name__}: {redact(str(error))}. "
+            "Check that its store is up and the credentials are right."
         ) from None
     if isinstance(found, zarr.Group):
         raise InvalidData(

@@ -1,0 +1,137 @@
+"""How much work is done again by a job that is killed k times, and how much may it be at most?
+
+A job runs in a process group of its own, which is killed at random moments and started again until it is done. Work is
+counted by the chunks of the input that are read. A kill may cost what was in flight and, in pass 1, the blocks of the
+superblocks that were not recorded yet.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from zarr.storage import LocalStore
+
+import daskrr
+from benchmarks import harness
+from daskrr.engine.passes import SUPERBLOCK_ROWS
+
+RIDGE, LENGTH_SCALE, SEED = 1e-3, 8.0, 0
+SIZE = {"n_rows": 400_000, "n_features": 32, "n_landmarks": 512, "chunk_rows": 8192, "kills": [1, 2, 4, 8]}
+QUICK = {"n_rows": 40_000, "n_features": 8, "n_landmarks": 64, "chunk_rows": 4096, "kills": [1]}
+# Two tasks for each thread, and as many results as there are threads that wait to be looked at.
+IN_FLIGHT = max(4, 2 * harness.WORKERS) + harness.WORKERS
+
+
+class CountingStore(LocalStore):
+    """A store that notes in a file beside it which of its chunks was read."""
+
+    async def get(self, key: str, *arguments: Any, **options: Any) -> Any:
+        """Read a key, and note it."""
+        if key.startswith("c/"):
+            with open(f"{self.root}.reads", "a") as file:
+                file.write(f"{key}\n")
+        return await super().get(key, *arguments, **options)
+
+
+def job(points: str, output: str, n_landmarks: int, block_rows: int) -> None:
+    """The job itself, in a process that may be killed."""
+    array = zarr.open_array(CountingStore(points, read_only=True), mode="r")
+    with harness.cluster():
+        daskrr.score_to_zarr(
+            array, output, daskrr.kernels.Gaussian(LENGTH_SCALE), RIDGE, n_landmarks, random_state=SEED,
+            block_rows=block_rows, progress=False,
+        )  # fmt: skip
+
+
+def start(points: Path, output: Path, size: dict[str, Any]) -> subprocess.Popen:
+    """The job, as the leader of a process group."""
+    words = [str(points), str(output), str(size["n_landmarks"]), str(size["chunk_rows"])]
+    return subprocess.Popen([sys.executable, "-m", "benchmarks.bench_restart", "--job", *words], start_new_session=True)
+
+
+def reads(points: Path) -> int:
+    """Chunks that were read since this was asked last."""
+    notes = Path(f"{points}.reads")
+    found = len(notes.read_text().splitlines()) if notes.exists() else 0
+    notes.unlink(missing_ok=True)
+    return found
+
+
+def run(points: Path, output: Path, size: dict[str, Any], moments: list[int]) -> dict[str, Any]:
+    """Run a job, killed whenever so many chunks more were read since its last start."""
+    notes, total, began = Path(f"{points}.reads"), 0, time.perf_counter()
+    kills = 0
+    for moment in [*moments, None]:
+        process = start(points, output, size)
+        while process.poll() is None and (moment is None or _lines(notes) < moment):
+            time.sleep(0.002)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            kills += 1
+        process.wait()
+        total += reads(points)
+        if process.returncode == 0:
+            break
+    return {"kills": kills, "reads": total, "seconds": time.perf_counter() - began, "done": process.returncode == 0}
+
+
+def _lines(notes: Path) -> int:
+    return notes.read_bytes().count(b"\n") if notes.exists() else 0
+
+
+def main() -> int:
+    """Run the benchmark; 1 when more was done again than may be."""
+    options = harness.arguments("restart", __doc__)
+    size = QUICK if options.quick else SIZE
+    content = harness.report("restart", SEED, options.quick, {"ridge": RIDGE, **size})
+    unrecorded = 2 * -(-SUPERBLOCK_ROWS // size["chunk_rows"])
+    found = []
+    with tempfile.TemporaryDirectory() as temporary, harness.others_load() as load:
+        folder = Path(temporary)
+        points = folder / "points.zarr"
+        harness.write_normal_store(points, size["n_rows"], size["n_features"], size["chunk_rows"], SEED)
+        undisturbed = run(points, folder / "0.zarr", size, [])
+        expected = daskrr.open_scores(folder / "0.zarr")["scores"][:].tobytes()
+        for kills in size["kills"]:
+            generator = np.random.default_rng(SEED + kills)
+            longest = max(2, undisturbed["reads"] // max(kills, 2))
+            moments = generator.integers(1, longest, kills).tolist()
+            one = run(points, folder / f"{kills}.zarr", size, moments)
+            again = one["reads"] - undisturbed["reads"]
+            same = daskrr.open_scores(folder / f"{kills}.zarr")["scores"][:].tobytes() == expected
+            bound = one["kills"] * (IN_FLIGHT + unrecorded)
+            found.append(one | {"again": again, "bound": bound, "same_bits": same, "within": again <= bound})
+    harness.print_table(
+        f"{size['n_rows']:,} rows, {undisturbed['reads']} chunks read by an undisturbed job",
+        [
+            {
+                "kills": f"{one['kills']}",
+                "chunks read again": f"{one['again']}",
+                "at most": f"{one['bound']}",
+                "share of the job": f"{one['again'] / undisturbed['reads']:.2f}",
+                "same bits": str(one["same_bits"]),
+            }
+            for one in found
+        ],
+    )
+    passed = all(one["within"] and one["same_bits"] and one["done"] for one in found)
+    harness.print_checks({"no more is done again than may be, to the same bits": passed}, options.quick)
+    results = {"undisturbed": undisturbed, "results": found, "passed": passed}
+    harness.write_report(options.output, content | load | results)
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--job"]:
+        from benchmarks import bench_restart
+
+        bench_restart.job(sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
+    else:
+        sys.exit(main())
