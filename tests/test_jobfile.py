@@ -397,7 +397,7 @@ class TestUpdate:
         assert contents(folder / "scores.zarr") == contents(folder / "reference.zarr")
 
     def test_command_tells_the_drift(self, folder):
-        score(folder)
+        score(folder, block_rows=100)
         append_points(folder / "points.zarr", 100)
         result = invoke("update", folder / "points.zarr", folder / "scores.zarr", "--refresh", "never", "--quiet")
         assert result.exit_code == 0, result.stderr

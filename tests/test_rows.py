@@ -16,10 +16,20 @@ from strategies import DTYPES, SOURCES, as_zarr, convert, score
 from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
+from daskrr.engine import patience
 from daskrr.engine import rows as module
 from daskrr.engine.rows import check_reachable, open_rows, pieces, redact
 from daskrr.errors import DaskrrError, InvalidData, InvalidParameter, MissingChunks, SourceUnreachable
 from daskrr.kernels import Gaussian, Linear
+
+
+@pytest.fixture(autouse=True, scope="module")
+def impatient():
+    """Damage does not pass: tell it at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(patience, "PAUSES", (0.001,))
+        patch.setattr(patience, "PAUSES_IF_ABSENT", (0.001,))
+        yield
 
 
 def data(n=23, d=3, dtype="float64", seed=0):
