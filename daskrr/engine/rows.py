@@ -146,7 +146,7 @@ def _open_zarr(path: str) -> zarr.Array:
         found = zarr.open(zarr_store(path), mode="r")
     except Exception as error:  # stores and metadata raise errors of many kinds
         raise InvalidData(
-            f"there is no readable Zarr array at {redact(path)}: {type(error).__name__}: {redact(str(error))}"
+            f"there is no readable Zarr array at {redact(path)}: {type(error).__name__}: {redact(str(error), path)}"
         ) from None
     if isinstance(found, zarr.Group):
         raise InvalidData(
