@@ -5,7 +5,6 @@ Every ``dask`` command imports this module, so that it holds the options only; w
 """
 
 import importlib
-import traceback
 from typing import Any
 
 import click
@@ -56,7 +55,7 @@ class Commands(click.Group):
             raise
         except Exception as error:
             if ctx.meta.get(DEBUG):
-                traceback.print_exc()
+                click.echo(_module("telling").trace(error), err=True)
             message, code = _module("telling").failure(error)
             click.echo(f"daskrr: {message}", err=True)
             ctx.exit(code)

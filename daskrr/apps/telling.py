@@ -2,6 +2,7 @@
 
 import json
 import logging
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import distributed
 from distributed.comm.core import CommClosedError
 
 from daskrr import errors
+from daskrr.engine.addresses import redact
 
 # The first class that fits decides; whatever is not listed is a failed run.
 _EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
@@ -35,7 +37,12 @@ def failure(error: Exception) -> tuple[str, int]:
     code = next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 1)
     if isinstance(error, errors.DaskrrError):
         return str(error), code
-    return f"{type(error).__name__}: {error} (add --debug to see where)", code
+    return redact(f"{type(error).__name__}: {error} (add --debug to see where)"), code
+
+
+def trace(error: Exception) -> str:
+    """Where a failure came from, without secrets."""
+    return redact("".join(traceback.format_exception(error)))
 
 
 def emit(result: Any, as_json: bool, describe: Callable[[Any], str]) -> None:

@@ -3,10 +3,16 @@
 import os
 import re
 
+# A user name and password; also one with a slash, unless what follows the colon is the number of a port.
+USER = r"[^/@\s]+|[^/@\s]*:(?!\d+/)[^@\s]*"
 
-def redact(text: str) -> str:
-    """Remove user names, passwords and query strings from URLs in ``text``."""
-    text = re.sub(r"(\w+://)[^/@\s]+@", r"\1***@", text)
+
+def redact(text: str, address: str = "") -> str:
+    """Remove user names, passwords and query strings from URLs in ``text``, and those of one address everywhere."""
+    known = re.match(rf"\w+://(?:({USER})@)?[^?]*\??(.*)", address, re.DOTALL)
+    for secret in known.groups() if known else ():
+        text = text.replace(secret, "***") if secret else text
+    text = re.sub(rf"(\w+://)(?:{USER})@", r"\1***@", text)
     return re.sub(r"(\w+://[^\s?'\"]+)\?[^\s'\"]*", r"\1?***", text)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from daskrr.engine.records import Records
+from daskrr.errors import CheckFailed
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,19 @@ class Journal:
         self.records.delete(f"{self.prefix}/{label}")
 
     def read(self, label: str, number: int) -> dict[str, Any]:
-        """What was recorded."""
+        """What was recorded.
+
+        Raises
+        ------
+        CheckFailed
+            It is gone, and the job cannot go on from what is left.
+        """
         found = self.records.read(f"{self.prefix}/{label}/{number}")
         if found is None:
-            raise RuntimeError(f"record {label}/{number} was there and is gone: something else writes to this output.")
+            raise CheckFailed(
+                f"record {label}/{number} of the unfinished job is gone, and what is left of the job is dropped. "
+                "Run the same line again: it starts over."
+            )
         return found
 
     def read_one(self, label: str) -> dict[str, Any] | None:

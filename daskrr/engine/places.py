@@ -23,7 +23,7 @@ from zarr.storage import LocalStore, MemoryStore, ObjectStore, StorePath
 from daskrr.engine.addresses import is_local, is_s3, locate, redact
 from daskrr.engine.bucket import connect, import_obstore
 from daskrr.engine.folder import sync_folder, write_file
-from daskrr.errors import InvalidParameter
+from daskrr.errors import InvalidData, InvalidParameter
 
 METADATA = "zarr.json"
 
@@ -70,9 +70,22 @@ class FolderPlace:
         """A store of files, each written whole."""
         return LocalStore(self.address)
 
+    def _path(self, name: str) -> Path:
+        """Where a name is; it may come from a record or a listing, and neither dots nor links may lead out of here.
+
+        Raises
+        ------
+        InvalidData
+            They do.
+        """
+        path = Path(self.address, name)
+        if ".." in Path(name).parts or not path.parent.resolve().is_relative_to(Path(self.address).resolve()):
+            raise InvalidData(f"{name!r} leads out of {self.address}. Remove it there, or name another output.")
+        return path
+
     def move(self, source: str, target: str) -> None:
         """Rename the folder; the one that it replaces is moved aside first."""
-        new, old = Path(self.address, source), Path(self.address, target)
+        new, old = self._path(source), self._path(target)
         if not new.exists():
             return
         aside = new.parent / f"replaced-{uuid.uuid4().hex}"
@@ -84,7 +97,7 @@ class FolderPlace:
 
     def delete(self, name: str) -> None:
         """Delete a file or folder."""
-        path = Path(self.address, name)
+        path = self._path(name)
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
@@ -92,11 +105,11 @@ class FolderPlace:
 
     def write(self, key: str, content: bytes) -> None:
         """Write a file and put it in its place by a rename."""
-        write_file(os.path.join(self.address, key), content)
+        write_file(str(self._path(key)), content)
 
     def write_new(self, key: str, content: bytes) -> None:
         """Write a file unless there is one."""
-        path = Path(self.address, key)
+        path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             self.write(key, content)

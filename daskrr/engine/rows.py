@@ -146,7 +146,7 @@ def _open_zarr(path: str) -> zarr.Array:
         found = zarr.open(zarr_store(path), mode="r")
     except (FileNotFoundError, ValueError, KeyError, NotADirectoryError) as error:
         raise InvalidData(
-            f"there is no readable Zarr array at {redact(path)}: {type(error).__name__}: {redact(str(error))}"
+            f"there is no readable Zarr array at {redact(path)}: {type(error).__name__}: {redact(str(error), path)}"
         ) from None
     except DaskrrError:
         raise

@@ -24,7 +24,7 @@ from zarr.codecs import Crc32cCodec, ZstdCodec
 from daskrr.engine.addresses import is_local, locate, redact
 from daskrr.engine.patience import patiently
 from daskrr.engine.places import blueprint, zarr_store
-from daskrr.errors import InvalidData, InvalidParameter, OutputExists, StoreFailed
+from daskrr.errors import DaskrrError, InvalidData, InvalidParameter, OutputExists, StoreFailed
 
 RESULT_KEY = "daskrr"
 FORMAT = 1
@@ -131,6 +131,10 @@ def _open_group(path: str) -> zarr.Group | None:
         found = zarr.open(zarr_store(path), mode="r")
     except (FileNotFoundError, KeyError, ValueError, NotADirectoryError):
         return None
+    except DaskrrError:
+        raise
+    except Exception as error:  # stores raise errors of many kinds
+        raise StoreFailed(f"cannot open {redact(path)}: {type(error).__name__}: {redact(str(error), path)}") from None
     return found if isinstance(found, zarr.Group) else None
 
 
