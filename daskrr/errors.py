@@ -20,6 +20,10 @@ class InvalidData(DaskrrError, ValueError):
     """The input rows cannot be used: wrong shape or dtype, NaN or infinity, unreadable chunks."""
 
 
+class UnreadableData(InvalidData):
+    """A chunk of the input cannot be read: it is damaged, or its store cannot be reached."""
+
+
 class MissingChunks(InvalidData):
     """Chunks of the input were never written; Zarr would read them as fill values."""
 
@@ -30,6 +34,10 @@ class SourceChanged(DaskrrError, RuntimeError):
 
 class SourceUnreachable(DaskrrError, OSError):
     """A worker cannot open the input, or runs without daskrr or with another version of it."""
+
+
+class PoisonBlock(SourceUnreachable):
+    """A task ends every worker that it runs on, or does not end itself; what else there was to do is done and kept."""
 
 
 class KernelNotPositive(DaskrrError, ArithmeticError):

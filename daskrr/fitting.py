@@ -170,6 +170,7 @@ def _summary(
         "gram_norm": ridged["gram_norm"],
         "combined_factor": ridged["combined"],
         "algebra": {"place": sketch.algebra.place, "whiten": whitened["where"], "ridge": ridged["where"]},
+        "workers": job.executor.workers,
         "versions": versions(),
         "seconds": {"pass 1": time.perf_counter() - job.began},
     }

@@ -30,6 +30,7 @@ from daskrr.errors import (
     RidgeTooSmall,
     SourceChanged,
     StoreFailed,
+    UnreadableData,
 )
 from daskrr.fitting import versions
 from daskrr.identity import difference, fingerprint, has_grown, is_same, parameters_of
@@ -137,15 +138,30 @@ def begin(store: JobStore, lease: Lease, wanted: dict[str, Any], job: Job, kind:
     """
     committed = {(store.committed or {}).get("generation", ""): BASE}
     found = unfinished(store, wanted, kind)
+    job.executor.check(job.rows)
     if found is not None:
         store.sweep({**committed, found: ""})
+        _note_processors(store.journal(found), job)
         return found, store.job(found)["seed"]
     store.sweep(committed)
     generation = f"{lease.generation:06d}-{uuid.uuid4().hex[:8]}"
     seed, height = job.scheme.seed, job.plan.block_rows
     about = {"parameters": wanted, "kind": kind, "seed": seed, "block_rows": height, "versions": versions()}
     store.begin(generation, about)
+    _note_processors(store.journal(generation), job)
     return generation, seed
+
+
+def _note_processors(journal: Journal, job: Job) -> None:
+    """Record on what kinds of processors a job was computed; whoever goes on with another is told."""
+    now = job.executor.workers["processors"]
+    known = (journal.read_one("processors") or {"kinds": now})["kinds"]
+    if set(known) != set(now):
+        log.warning(
+            "the job was begun on %s and goes on on %s: last bits may differ from those of one kind of processor",
+            " and ".join(known), " and ".join(now),
+        )  # fmt: skip
+    journal.write_one("processors", {"kinds": sorted({*known, *now})})
 
 
 def unfinished(store: JobStore, wanted: dict[str, Any], kind: str) -> str | None:
@@ -186,7 +202,8 @@ class Work:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         at_fault = (InvalidData, InvalidParameter, KernelNotPositive, RidgeTooSmall, DoesNotFit)
-        if isinstance(error, (CheckFailed, SourceChanged, *at_fault)):
+        hopeless = isinstance(error, (CheckFailed, SourceChanged, *at_fault))
+        if hopeless and not isinstance(error, UnreadableData):
             self.forget()
         elif isinstance(error, Exception):
             text = redact(f"{type(error).__name__}: {error}")
@@ -213,7 +230,8 @@ class Work:
             )
         self.lease.check()
         counts = sum_counts(receipts)
-        summary |= {"checkpoints": store.checkpoints(generation)}
+        kinds = (self.journal.read_one("processors") or {})["kinds"]
+        summary |= {"checkpoints": store.checkpoints(generation), "workers": summary["workers"] | {"processors": kinds}}
         summary |= {} if drift is None else {"update": drift(summary, counts)}
         digests = {name: np.array([one.digests[name] for one in receipts], np.uint32) for name in result.shapes}
         commit = {

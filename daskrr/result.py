@@ -246,7 +246,7 @@ class LeverageResult:
         missing = [block for block in self.blocks if block.start not in known]
         run = Run(self.sketch.run, self.rows, missing, self.executor, report)
         tasks = self.score_tasks("store", partial(_recorded, journal, staged, then), self._weights, missing)
-        self.executor.settle(run.collect("pass 2: scores", tasks))
+        run.finish("pass 2: scores", tasks)
         return [Receipt.from_record(journal.read("receipts", block.start)) for block in self.blocks]
 
     @cached_property
@@ -303,7 +303,8 @@ class LeverageResult:
         check_top(k, by, self.certified)
         column = self.column(ridge)
         tasks = self.score_tasks(f"top-{k}-{by}-{column}", partial(_top_of_block, k, by, column))
-        return merge_top(self.executor.values(list(self.executor.window(tasks))), k)
+        handles = [handle for _, handle in self.executor.window(tasks, self.blocks)]
+        return merge_top(self.executor.values(handles), k)
 
     def column(self, ridge: float | None) -> int:
         """Which column belongs to a ridge; the smallest ridge by default."""

@@ -53,7 +53,8 @@ def command_line_cluster(
 ) -> Iterator[Client]:
     """A scheduler and workers as processes of their own, started by their commands."""
     file = folder / "scheduler.json"
-    settings = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)} | (environment or {})
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    settings = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path} | (environment or {})
     scheduler = [*_dask_command("scheduler", scheduler_setup), "--host", "127.0.0.1", "--port", "0"]
     worker = [*_dask_command("worker", worker_setup), "--scheduler-file", str(file), "--host", "127.0.0.1"]
     commands = [[*scheduler, "--no-dashboard", "--scheduler-file", str(file), *scheduler_options]]

@@ -32,10 +32,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory, cluster: LocalCluster) -> P
     where = tmp_path_factory.mktemp("readme")
     points = np.random.default_rng(0).standard_normal((2000, 3))
     np.savetxt(where / "points.csv", points, delimiter=",", header="x,y,z", comments="")
+    (job,) = blocks("toml")
+    (where / "job.toml").write_text(job)
     commands = [line[2:] for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
     assert [shlex.split(command)[1] for command in commands] == [
         *("convert", "plan", "score", "top", "sample", "score"),
         *("convert", "convert", "select", "fit", "predict"),
+        *("run", "run"),
     ]
     seen: set[str] = set()
     for command in commands:
@@ -44,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, cluster: LocalCluster) -> P
         if seen and words[1] in ("score", "select", "fit", "predict"):
             words += ["--scheduler", cluster.scheduler_address]
         seen |= {words[1]} & {"score"}
-        if words[1] in ("convert", "plan", "top", "sample"):
+        if words[1] in ("convert", "plan", "top", "sample", "run"):
             with contextlib.chdir(where):
                 result = CliRunner().invoke(main, words[1:])
             assert result.exit_code == 0, result.stderr

@@ -5,102 +5,39 @@ Every ``dask`` command imports this module, so that it holds the options only; w
 """
 
 import importlib
-import signal
-import threading
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from daskrr import __version__
-
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-KERNELS = ("linear", "gaussian", "laplacian", "matern", "polynomial", "cosine", "bernoulli")
-_DEBUG = "daskrr.debug"
-# Options that travel together, by the parameter of the command that takes them.
-_GROUPS = {
-    "kernel": (
-        "kernel",
-        "length_scale",
-        "nu",
-        "degree",
-        "offset",
-        "scale",
-        "order",
-        "kernel_spec",
-        "allow_function",
-    ),
-    "model": (
-        "ridge",
-        "n_landmarks",
-        "tolerance",
-        "absolute_tolerance",
-        "max_landmarks",
-        "score_floor",
-        "certify",
-        "failure_probability",
-        "audit_rows",
-        "subset_bound",
-        "sampling",
-        "rounds",
-        "replacement",
-        "epsilon",
-        "sketch_ridge",
-        "random_state",
-        "dtype",
-        "missing_chunks",
-        "block_rows",
-    ),
-    "cluster": ("scheduler", "workers", "memory_limit"),
-}
+from daskrr.apps.interrupts import Terminated, sure_interrupts
+from daskrr.apps.options import (
+    DEBUG,
+    chosen_ridge_option,
+    cluster_options,
+    debug_option,
+    grouped,
+    interval_options,
+    json_option,
+    kernel_option,
+    kernel_options,
+    kernel_parameters,
+    landmark_options,
+    missing_chunks_option,
+    model_options,
+    overwrite_option,
+    quiet_option,
+    regression_options,
+    seed_option,
+    tls_options,
+    wait_option,
+    workers_option,
+)
 
 
-def _commands() -> Any:
-    return importlib.import_module("daskrr.apps.commands")
-
-
-class Terminated(KeyboardInterrupt):
-    """Someone asked the process to end."""
-
-
-@contextmanager
-def sure_interrupts() -> Iterator[None]:
-    """Let an interrupt, or a request to end, stop the command for certain.
-
-    Raised while Python runs a finalizer, it would be printed and forgotten, and the job would go on. It is put off
-    until the finalizer has ended.
-    """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
-        yield
-        return
-
-    reasons = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
-    reason: list[type[KeyboardInterrupt]] = [KeyboardInterrupt]
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        reason[0] = reasons.get(signal.Signals(number), reason[0])
-        signal.setitimer(signal.ITIMER_REAL, 0.01 if _in_finalizer(frame) else 0.0)
-        if not _in_finalizer(frame):
-            raise reason[0]
-
-    before = {number: signal.signal(number, stop) for number in (*reasons, signal.SIGALRM)}
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _in_finalizer(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_name == "__del__" or frame.f_globals.get("__name__") in ("weakref", "_weakrefset"):
-            return True
-        frame = frame.f_back
-    return False
+def _module(name: str) -> Any:
+    return importlib.import_module(f"daskrr.apps.{name}")
 
 
 class Commands(click.Group):
@@ -118,159 +55,11 @@ class Commands(click.Group):
         except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
             raise
         except Exception as error:
-            if ctx.meta.get(_DEBUG):
+            if ctx.meta.get(DEBUG):
                 traceback.print_exc()
-            message, code = _commands().failure(error)
+            message, code = _module("telling").failure(error)
             click.echo(f"daskrr: {message}", err=True)
             ctx.exit(code)
-
-
-def _remember_debug(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    if value:
-        ctx.meta[_DEBUG] = True
-
-
-def _all_of(*decorators: Callable[[Decorated], Decorated]) -> Callable[[Decorated], Decorated]:
-    """Combine decorators, so that options appear in the order in which they are written."""
-
-    def decorate(function: Decorated) -> Decorated:
-        for decorator in reversed(decorators):
-            function = decorator(function)
-        return function
-
-    return decorate
-
-
-debug_option = click.option(
-    "--debug",
-    is_flag=True,
-    expose_value=False,
-    callback=_remember_debug,
-    help="Show the traceback of a failure.",
-)
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object on standard output and nothing else there."
-)
-quiet_option = click.option("--quiet", is_flag=True, help="Show no progress.")
-seed_option = click.option(
-    "--seed", "random_state", type=click.IntRange(min=0), help="Seed of the draws; a new one by default."
-)
-chosen_ridge_option = click.option(
-    "--ridge", type=float, help="Which ridge, if several were scored; the smallest by default."
-)
-missing_chunks_option = click.option(
-    "--missing-chunks",
-    type=click.Choice(["refuse", "fill"]),
-    help="What to do about chunks that were never written; refuse by default.",
-)
-overwrite_option = click.option("--overwrite", is_flag=True, help="Replace what is there already.")
-workers_option = click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    help="Processes of the embedded cluster; one per core by default.",
-)
-
-kernel_option = click.option("--kernel", type=click.Choice(KERNELS), help="Which kernel.")
-kernel_parameters = _all_of(
-    click.option("--nu", type=click.Choice(["0.5", "1.5", "2.5"]), help="Smoothness of the Matérn kernel."),
-    click.option("--degree", type=int, help="Degree of the polynomial kernel."),
-    click.option("--offset", type=float, help="Offset of the polynomial kernel."),
-    click.option("--scale", type=float, help="Scale of the polynomial kernel."),
-    click.option("--order", type=int, help="Order of the Bernoulli kernel."),
-    click.option("--kernel-spec", metavar="FILE|JSON", help="Kernel as JSON instead of the options above."),
-    click.option(
-        "--allow-function", multiple=True, metavar="PACKAGE.MODULE:NAME", help="Function the spec may import."
-    ),
-)
-kernel_options = _all_of(
-    kernel_option,
-    click.option("--length-scale", metavar="NUMBER|median|A,B,...", help="Length scale, or one per feature."),
-    kernel_parameters,
-)
-# The defaults are those of the library, which is handed what was given and nothing else.
-interval_options = _all_of(
-    click.option(
-        "--score-floor", type=float, help="Scores below this need not meet --tolerance; their average by default."
-    ),
-    click.option(
-        "--audit-rows", type=int, help="Rows drawn to find what the landmarks do not explain; 2000 by default."
-    ),
-    click.option(
-        "--subset-bound", is_flag=True, default=None, help="Try one more upper bound for every row, at some cost."
-    ),
-)
-ridge_option = click.option(
-    "--ridge",
-    type=float,
-    multiple=True,
-    required=True,
-    help="Ridge; it is added to the kernel matrix times the number of rows. Repeat it for several at once.",
-)
-landmark_options = _all_of(
-    click.option(
-        "--landmarks",
-        "n_landmarks",
-        type=click.IntRange(min=1),
-        help="Number of landmarks. Left out, they are added until a tolerance is met.",
-    ),
-    click.option(
-        "--tolerance",
-        type=float,
-        help="Add landmarks until upper/lower - 1 is at most this; 0.5 if neither --landmarks nor "
-        "--absolute-tolerance is given.",
-    ),
-    click.option(
-        "--absolute-tolerance",
-        type=float,
-        help="Add landmarks until upper - lower is at most this. With both tolerances, a row has to meet one.",
-    ),
-    click.option(
-        "--max-landmarks", type=int, help="Stop adding landmarks here, tolerance met or not; 2000 by default."
-    ),
-    click.option(
-        "--certify",
-        is_flag=True,
-        default=None,
-        help="Give every score an interval that the exact one lies in. A tolerance implies it.",
-    ),
-    click.option(
-        "--failure-probability",
-        type=float,
-        help="Chance that some interval misses its exact score; 1e-06 by default, 0 for certain but wider intervals.",
-    ),
-    click.option(
-        "--sampling",
-        metavar="residual|leverage|diagonal|uniform|PATH",
-        help="How landmarks are drawn, residual by default; or an array, .npy or Zarr, of probabilities or of row "
-        "numbers.",
-    ),
-    click.option("--rounds", type=int, help="Rounds of residual sampling with --landmarks; 2 by default."),
-    click.option(
-        "--replacement/--no-replacement",
-        default=None,
-        help="Whether a row may be drawn again; by default not for residual sampling, and for the others yes.",
-    ),
-    click.option(
-        "--epsilon", type=float, help="Leverage sampling draws by scores at so many times the ridge; 0.1 by default."
-    ),
-    click.option("--sketch-ridge", type=float, help="Ridge of the regularised approximation; none by default."),
-    seed_option,
-    click.option(
-        "--dtype", type=click.Choice(["float64", "float32"]), help="Precision of kernel tiles; float64 by default."
-    ),
-    missing_chunks_option,
-    click.option("--block-rows", type=click.IntRange(min=1), help="Rows per task; chosen by default."),
-)
-model_options = _all_of(ridge_option, landmark_options)
-regression_options = _all_of(
-    click.option("--weights", type=click.Path(), help="Zarr array of sample weights; all 1 by default."),
-    click.option("--intercept", is_flag=True, help="Fit a constant part that is not penalised."),
-)
-cluster_options = _all_of(
-    click.option("--scheduler", metavar="ADDRESS", help="Running Dask scheduler; embedded cluster by default."),
-    workers_option,
-    click.option("--memory-limit", metavar="SIZE", help="Memory per embedded worker, such as 2GiB."),
-)
 
 
 @click.group(name="daskrr", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -306,7 +95,7 @@ def demo(**options: Any) -> None:
     Writes the data, the scores and daskrr-demo.png into the directory. Fails when fewer than 95 % of the
     planted rows are among as many highest estimates.
     """
-    _commands().demo(**options)
+    _module("demonstration").demo(**options)
 
 
 @main.command()
@@ -324,7 +113,7 @@ def demo(**options: Any) -> None:
 @debug_option
 def convert(**options: Any) -> None:
     """Write a .npy, .npz, .csv, .tsv or .parquet table as a Zarr array."""
-    _commands().convert(**options)
+    _module("commands").convert(**options)
 
 
 @main.command()
@@ -334,7 +123,7 @@ def convert(**options: Any) -> None:
 @model_options
 @interval_options
 @cluster_options
-@click.option("--wait", is_flag=True, help="Wait for another job that is at work on OUTPUT, instead of failing.")
+@wait_option
 @overwrite_option
 @json_option
 @quiet_option
@@ -345,7 +134,59 @@ def score(**options: Any) -> None:
     Without --landmarks, landmarks are added until the intervals of the scores are tight. A job that was stopped goes on
     where it was if the same line is run again; one that is done is left as it is.
     """
-    _commands().score(**_grouped(options))
+    _module("commands").score(**grouped(options, "kernel", "model", "cluster"))
+
+
+@main.command()
+@click.argument("points", type=click.Path())
+@click.argument("output", type=click.Path())
+@click.option(
+    "--refresh",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    show_default=True,
+    help="Whether landmarks are drawn anew: when they no longer cover the rows, in any case, or not at all.",
+)
+@cluster_options
+@wait_option
+@json_option
+@quiet_option
+@debug_option
+def update(**options: Any) -> None:
+    """Bring the scores in OUTPUT up to date after rows were appended to the Zarr array POINTS.
+
+    Kernel, ridge and all other parameters are those of daskrr score before. Only the new rows are summed, with the
+    landmarks that are there, unless these no longer cover the data. Tells how the new rows differ from the old ones.
+    Readers see the old scores until the new ones are whole.
+    """
+    _module("commands").update(**grouped(options, "cluster"))
+
+
+def _show(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    """Print what is known of job files, and do nothing else."""
+    if value and not ctx.resilient_parsing:
+        click.echo(getattr(_module("jobfile"), str(parameter.name))(main.commands))
+        ctx.exit()
+
+
+@main.command()
+@click.argument("path", metavar="JOB", type=click.Path())
+@click.option("--check", is_flag=True, help="Only tell what is wrong with JOB, or what it would do and cost.")
+@click.option("--schema", is_flag=True, is_eager=True, expose_value=False, callback=_show, help="Show all keys.")
+@click.option("--example", is_flag=True, is_eager=True, expose_value=False, callback=_show, help="Show a job file.")
+@wait_option
+@overwrite_option
+@json_option
+@quiet_option
+@debug_option
+def run(**options: Any) -> None:
+    """Run the job that the TOML file JOB describes, whatever it needs.
+
+    Scores an input that was not scored yet, goes on with a job that was stopped, brings scores up to date if rows were
+    appended, and does nothing if nothing has changed, so that the same line can be run every night. Failures that may
+    pass are tried again. Relative paths in JOB start from its folder.
+    """
+    _module("runs").run(main.commands, **options)
 
 
 @main.command()
@@ -354,7 +195,7 @@ def score(**options: Any) -> None:
 @debug_option
 def status(**options: Any) -> None:
     """Tell where the job of OUTPUT is, whether it runs here, elsewhere or no more."""
-    _commands().status(**options)
+    _module("commands").status(**options)
 
 
 @main.command()
@@ -363,7 +204,7 @@ def status(**options: Any) -> None:
 @debug_option
 def verify(**options: Any) -> None:
     """Read the scores in OUTPUT again and compare them with the checksums taken when they were written."""
-    _commands().verify(**options)
+    _module("commands").verify(**options)
 
 
 @main.command()
@@ -381,7 +222,7 @@ def verify(**options: Any) -> None:
 @debug_option
 def top(**options: Any) -> None:
     """List the rows with the highest values in SCORES, an output of daskrr score."""
-    _commands().top(**options)
+    _module("commands").top(**options)
 
 
 @main.command()
@@ -392,13 +233,14 @@ def top(**options: Any) -> None:
 @chosen_ridge_option
 @seed_option
 @click.option("--scheduler", metavar="ADDRESS", help="Running Dask scheduler; this process by default.")
+@tls_options
 @overwrite_option
 @json_option
 @quiet_option
 @debug_option
 def sample(**options: Any) -> None:
     """Draw rows by SCORES, an output of daskrr score, and write them with their weights to OUTPUT."""
-    _commands().sample(**options)
+    _module("commands").sample(**grouped(options, "cluster"))
 
 
 @main.command()
@@ -415,7 +257,7 @@ def sample(**options: Any) -> None:
 @debug_option
 def fit(**options: Any) -> None:
     """Fit kernel ridge regression of TARGETS on the rows of POINTS, and write it to MODEL."""
-    _commands().fit(**_grouped(options))
+    _module("regressions").fit(**grouped(options, "kernel", "model", "cluster"))
 
 
 @main.command()
@@ -455,7 +297,7 @@ def select(**options: Any) -> None:
 
     Landmarks are chosen anew for every length scale, at the geometric mean of the ridges if that matters.
     """
-    _commands().select(**_grouped(options))
+    _module("regressions").select(**grouped(options, "kernel", "model", "cluster"))
 
 
 @main.command()
@@ -472,8 +314,7 @@ def select(**options: Any) -> None:
 @debug_option
 def predict(**options: Any) -> None:
     """Predict the rows of POINTS with MODEL, an output of daskrr fit or select, and write the result to OUTPUT."""
-    functions, missing = options.pop("allow_function"), options.pop("missing_chunks")
-    _commands().predict(**_grouped(options), functions=functions, missing_chunks=missing)
+    _module("regressions").predict(**grouped(options, "cluster"))
 
 
 @main.command()
@@ -486,13 +327,7 @@ def predict(**options: Any) -> None:
 @debug_option
 def plan(**options: Any) -> None:
     """Show what scoring POINTS would read, hold and compute, without doing it."""
-    _commands().plan(**_grouped(options))
-
-
-def _grouped(options: dict[str, Any]) -> dict[str, Any]:
-    """Put options that belong together under one name."""
-    found = {group: {name: options.pop(name) for name in names if name in options} for group, names in _GROUPS.items()}
-    return options | {group: values for group, values in found.items() if values}
+    _module("commands").plan(**grouped(options, "kernel", "model", "cluster"))
 
 
 if __name__ == "__main__":

@@ -2,20 +2,29 @@
 
 import logging
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 import dask
 from dask.system import CPU_COUNT
 from dask.utils import parse_bytes
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Security
+from distributed.comm.addressing import get_address_host_port, parse_address
+from distributed.comm.core import CommClosedError
 
 from daskrr.errors import InvalidParameter, SourceUnreachable
 
+log = logging.getLogger("daskrr")
+
 CONNECT_SECONDS = 10.0
 WORKER_SECONDS = 30.0
+_ENCRYPTED = ("tls", "wss")
+_CERTIFICATES = "--tls-ca-file, --tls-cert and --tls-key, or distributed.comm.tls in the configuration of Dask"
 
 
 def local_cluster(workers: int | None = None, memory_limit: str | int | None = None) -> LocalCluster:
@@ -33,13 +42,11 @@ def local_cluster(workers: int | None = None, memory_limit: str | int | None = N
     cluster
         To be closed by the caller.
     """
-    count = CPU_COUNT if workers is None else workers
-    if count < 1:
-        raise InvalidParameter(f"a cluster needs at least one worker, not {count}")
+    _check_size(workers, memory_limit)
     # Dask looks at what every worker does a hundred times a second, which costs a few percent of its core.
     with dask.config.set({"distributed.worker.profile.interval": "200ms"}):
         return LocalCluster(
-            n_workers=count,
+            n_workers=CPU_COUNT if workers is None else workers,
             threads_per_worker=1,
             processes=True,
             memory_limit="auto" if memory_limit is None else _bytes(memory_limit),
@@ -65,6 +72,10 @@ def connect(
     scheduler: str | None = None,
     workers: int | None = None,
     memory_limit: str | int | None = None,
+    tls_ca_file: str | None = None,
+    tls_cert: str | None = None,
+    tls_key: str | None = None,
+    require_tls: bool = False,
     *,
     worker_seconds: float = WORKER_SECONDS,
     echo: Callable[[str], None] | None = None,
@@ -74,10 +85,15 @@ def connect(
     Parameters
     ----------
     scheduler
-        Address of a running scheduler, such as ``"tcp://10.0.0.1:8786"``. Without one a cluster is started on this
+        Address of a running scheduler, such as ``"tls://10.0.0.1:8786"``. Without one a cluster is started on this
         machine and stopped at the end.
     workers, memory_limit
         Size of the cluster to start, as in :func:`local_cluster`.
+    tls_ca_file, tls_cert, tls_key
+        Files in PEM format for a scheduler at ``tls://``: the authority that signed its certificate, and a certificate
+        of this client with its key; by default what the configuration of Dask names.
+    require_tls
+        Refuse a scheduler that others could listen to, instead of warning.
     worker_seconds
         How long to wait for the first worker of a running scheduler.
     echo
@@ -86,18 +102,84 @@ def connect(
     Raises
     ------
     SourceUnreachable
-        No scheduler answers at the address, or it has no workers.
+        No scheduler answers at the address, or it has no workers, or the certificates do not fit.
     """
-    if scheduler is None:
-        client_of = _embedded(workers, memory_limit)
-    elif workers is not None or memory_limit is not None:
-        raise InvalidParameter("workers and memory_limit describe a cluster to start, not one that runs already")
-    else:
-        client_of = _running(scheduler, worker_seconds)
+    security = check(scheduler, workers, memory_limit, tls_ca_file, tls_cert, tls_key, require_tls)
+    client_of = _embedded(workers, memory_limit) if scheduler is None else _running(scheduler, security, worker_seconds)
     with client_of as client:
         if client.dashboard_link:
             (echo or _to_stderr)(f"dashboard: {client.dashboard_link}")
         yield client
+
+
+def check(
+    scheduler: str | None = None,
+    workers: int | None = None,
+    memory_limit: str | int | None = None,
+    tls_ca_file: str | None = None,
+    tls_cert: str | None = None,
+    tls_key: str | None = None,
+    require_tls: bool = False,
+) -> Security | None:
+    """Look what is wrong with the arguments of :func:`connect`, without reaching for anything; what TLS needs."""
+    files = {"tls_ca_file": tls_ca_file, "tls_client_cert": tls_cert, "tls_client_key": tls_key}
+    given = {name: path for name, path in files.items() if path is not None}
+    if scheduler is None:
+        _check_size(workers, memory_limit)
+        if given:
+            raise InvalidParameter("certificates are for a scheduler that runs already; name it with --scheduler")
+        return None
+    if workers is not None or memory_limit is not None:
+        raise InvalidParameter("workers and memory_limit describe a cluster to start, not one that runs already")
+    scheme, _ = parse_address(scheduler)
+    if scheme in _ENCRYPTED:
+        return _security(scheduler, given)
+    if given:
+        raise InvalidParameter(f"certificates are for a scheduler at tls://, and {scheduler} is not encrypted")
+    if scheme != "inproc" and not _on_loopback(scheduler):
+        _complain(scheduler, require_tls)
+    return None
+
+
+def _security(address: str, given: dict[str, str]) -> Security:
+    security = Security(require_encryption=True, **given)
+    for name, value in security.get_tls_config_for_role("client").items():
+        if name != "ciphers" and value is not None and "\n" not in value and not Path(value).is_file():
+            raise InvalidParameter(f"there is no file {value}, which --tls-{name.replace('_', '-')} should be")
+    try:
+        context = security.get_connection_args("client")["ssl_context"]
+    except OSError as error:
+        raise InvalidParameter(f"what was given for {address} is no certificate with its key: {error}") from error
+    if context is None:
+        raise SourceUnreachable(f"{address} asks every client for a certificate: give {_CERTIFICATES}")
+    return security
+
+
+def _on_loopback(address: str) -> bool:
+    """Whether an address leads nowhere but to this machine."""
+    try:
+        host, _ = get_address_host_port(address)
+        return all(ip_address(found[4][0]).is_loopback for found in socket.getaddrinfo(host, None))
+    except (OSError, ValueError):
+        return False
+
+
+def _complain(address: str, require_tls: bool) -> None:
+    danger = (
+        f"{address} is not encrypted: whoever listens on the way reads rows and scores, and whoever reaches its port "
+        f"runs code on the workers. Start the cluster with certificates and use tls:// with {_CERTIFICATES}; or "
+        "bind it to the loopback interface, and come through a tunnel."
+    )
+    if require_tls:
+        raise InvalidParameter(f"{danger} Refused, as --require-tls asks.")
+    log.warning("%s --require-tls makes this an error.", danger)
+
+
+def _check_size(workers: int | None, memory_limit: str | int | None) -> None:
+    if workers is not None and workers < 1:
+        raise InvalidParameter(f"a cluster needs at least one worker, not {workers}")
+    if memory_limit is not None:
+        _bytes(memory_limit)
 
 
 @contextmanager
@@ -107,23 +189,34 @@ def _embedded(workers: int | None, memory_limit: str | int | None) -> Iterator[C
 
 
 @contextmanager
-def _running(address: str, worker_seconds: float) -> Iterator[Client]:
-    client = _open(address)
+def _running(address: str, security: Security | None, worker_seconds: float) -> Iterator[Client]:
+    client = _open(address, security)
     with client, client.as_current():
         _await_worker(client, address, worker_seconds)
         yield client
 
 
-def _open(address: str) -> Client:
+def _open(address: str, security: Security | None) -> Client:
     advice = "check the address, and that this machine can reach it, or leave it out to compute on this machine"
     try:
         # Not the default: one that fails to connect would stay it.
-        return Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+        return Client(address, security=security, timeout=CONNECT_SECONDS, set_as_default=False)
+    except CommClosedError as error:
+        raise SourceUnreachable(
+            f"the scheduler at {address} closes the connection ({error}): {_doubt(security)}"
+        ) from error
     except (OSError, ValueError) as error:
         raise SourceUnreachable(f"no Dask scheduler answers at {address} ({error}): {advice}") from error
     except Exception as error:
         # Another service, such as the dashboard, sends bytes that cannot be read as Dask's protocol.
         raise SourceUnreachable(f"what answers at {address} is no Dask scheduler: {advice}") from error
+
+
+def _doubt(security: Security | None) -> str:
+    """What is likely amiss if a connection is closed as soon as it is made."""
+    if security is None:
+        return "if it was started with certificates, use tls:// instead of tcp://"
+    return f"one authority has to have signed its certificate and yours; look at {_CERTIFICATES}"
 
 
 def _await_worker(client: Client, address: str, seconds: float) -> None:

@@ -113,6 +113,45 @@ def advice(summary: Summary) -> list[str]:
     return [" ".join(lines)] if lines else []
 
 
+def update(summary: Summary) -> str:
+    """What an update did, and how the new rows differ from the old ones."""
+    about = summary["update"]
+    residual, quantiles = about["residual_share"], about["quantiles"]
+    before, now = (_figures(value, ".6g") for value in about["effective_dimension"])
+    pairs = [
+        ("rows", f"{about['rows_before']:,} and {about['rows_added']:,} new ones, {about['rows_summed']:,} summed"),
+        ("landmarks", f"{'drawn anew' if about['refreshed'] else 'kept'}: {about['reason']}"),
+        ("effective dimension", f"{before} before, {now} now"),
+        ("mean residual share", f"{residual['before']:.4g} before, {residual['new_rows']:.4g} in the new rows"),
+        ("written to", summary["output"]),
+    ]
+    lines = [f"{'scores':>8}  {'before':>10}  {'new rows':>10}  {'all':>10}"]
+    columns = (quantiles[name] for name in ("levels", "before", "new_rows", "all"))
+    for level, *values in zip(*columns, strict=True):
+        lines.append(f"{level:>7.0%}   " + "  ".join(f"{value:>10.3e}" for value in values))
+    return "\n\n".join([_table(pairs), "\n".join(lines)])
+
+
+def unchanged(summary: Summary) -> str:
+    """That there was nothing to do."""
+    return f"nothing to do: {summary['output']} holds the scores of all {summary['n_rows']:,} rows, which are unchanged"
+
+
+def outlook(summary: Summary) -> str:
+    """What a job would do, and what that costs at most."""
+    pairs = [
+        ("job", summary["job"]),
+        ("input", summary["input"]),
+        ("output", summary["output"]),
+        ("would", f"{summary['action']}: {summary['reason']}"),
+    ]
+    if summary["lease"] is not None:
+        pairs.append(("but", f"the output is {_holder(summary['lease'])}; --wait waits for it"))
+    if summary["action"] == "nothing":
+        return _table(pairs)
+    return f"{_table(pairs)}\n\n{summary['plan']}"
+
+
 def status(summary: Summary) -> str:
     """What is published, what is under way, and by whom."""
     published, lease = summary["published"], summary["lease"]

@@ -7,21 +7,25 @@ bounded window of tasks in flight and hands the results out in block order, each
 
 import itertools
 import logging
-import math
 import os
+import platform
 import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future as LocalFuture
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import dask
 import dask.array as da
 import distributed
 import numpy as np
+import scipy
+import zarr
 from dask.delayed import Delayed, delayed
 from dask.highlevelgraph import HighLevelGraph
 
@@ -30,7 +34,8 @@ from daskrr.engine.journal import Journal
 from daskrr.engine.opaque import call_sealed, seal
 from daskrr.engine.progress import Reporter, Stage
 from daskrr.engine.rows import Rows, check_reachable, has_no_path, is_process_bound
-from daskrr.errors import DaskrrError, SourceUnreachable, check_count
+from daskrr.engine.watch import GOES_ON, Flight, Watch, reachable
+from daskrr.errors import DaskrrError, PoisonBlock, SourceUnreachable, check_count
 
 log = logging.getLogger("daskrr")
 
@@ -42,7 +47,8 @@ ROWS_PER_LANDMARK = 8
 # A byte is decoded in about the time of 50 flops, and may take a twentieth of a block's time.
 FLOPS_PER_DECODED_BYTE = 1000
 
-SECONDS_BETWEEN_COUNTS = 2.0
+# A task whose workers died is given so many more, alone, before it is blamed.
+TRIES_ALONE = 2
 
 # Rows of a superblock: enough that writing its p × p sum costs little beside making it.
 SUPERBLOCK_ROWS = 65_536
@@ -132,10 +138,20 @@ def as_array(name: str, tasks: Sequence[Any], blocks: Sequence[Block], n_columns
 class Executor(Protocol):
     """Where tasks run; a *handle* stands for a result that need not be in this process."""
 
-    n_threads: int
+    workers: dict[str, Any]
 
-    def window(self, tasks: Iterable[Delayed]) -> Iterator[Any]:
-        """Run ``tasks`` with a bounded number in flight; yield a handle of each result in order."""
+    @property
+    def n_threads(self) -> int:
+        """Threads that tasks run on."""
+
+    def window(
+        self, tasks: Iterable[Delayed], blocks: Iterable[Block], *, in_order: bool = True, spare: bool = False
+    ) -> Iterator[tuple[Block, Any]]:
+        """Run one task per block with a bounded number in flight; yield each block with a handle of its result.
+
+        With ``spare``, a :class:`PoisonBlock` stands for the result of a block that kills its workers, and the others
+        go on; otherwise it is raised.
+        """
 
     def apply(self, name: str, function: Callable, *handles: Any) -> Any:
         """Handle of ``function(*results)``, computed where the results are."""
@@ -153,7 +169,7 @@ class Executor(Protocol):
         """What all tasks of a pass share (a task, a handle or a value), ready as an argument of each."""
 
     def check(self, rows: Rows) -> None:
-        """Raise unless every worker can read ``rows``."""
+        """Raise unless every worker can read ``rows``; note in ``workers`` what they are."""
 
 
 @dataclass(frozen=True)
@@ -176,10 +192,33 @@ class Run:
         """Run one task per block under a title that people see; a handle of each result, in block order."""
         handles: list[Any] = []
         with Stage(self.report, title, total=len(self.blocks), total_rows=self.rows.n_rows) as stage:
-            for block, handle in zip(self.blocks, self.executor.window(tasks), strict=True):
+            for block, handle in self.executor.window(tasks, self.blocks):
                 handles.append(handle)
                 stage.advance(rows=block.n_rows)
         return handles
+
+    def finish(self, title: str, tasks: Iterable[Delayed]) -> None:
+        """Run one task per block whose results are on storage; nothing is held, so that nothing is lost with a worker.
+
+        Raises
+        ------
+        PoisonBlock
+            When all other blocks are done.
+        """
+        poison: list[PoisonBlock] = []
+        with Stage(self.report, title, total=len(self.blocks), total_rows=self.rows.n_rows) as stage:
+            for block, handle in self.executor.window(tasks, self.blocks, in_order=False, spare=True):
+                if isinstance(handle, PoisonBlock):
+                    poison.append(handle)
+                else:
+                    stage.advance(rows=block.n_rows)
+            raise_poison(poison)
+
+
+def raise_poison(found: Sequence[PoisonBlock]) -> None:
+    """Raise what was spared, if anything."""
+    if found:
+        raise PoisonBlock(" ".join(map(str, found)))
 
 
 class LocalExecutor:
@@ -187,21 +226,28 @@ class LocalExecutor:
 
     def __init__(self) -> None:
         self.n_threads = len(os.sched_getaffinity(0))
+        self.workers: dict[str, Any] = {}
 
-    def window(self, tasks: Iterable[Delayed]) -> Iterator[Any]:
-        """Run ``tasks`` on one thread per core."""
-        pending: deque[LocalFuture] = deque()
-        tasks = iter(tasks)
+    def window(
+        self, tasks: Iterable[Delayed], blocks: Iterable[Block], *, in_order: bool = True, spare: bool = False
+    ) -> Iterator[tuple[Block, Any]]:
+        """Run ``tasks`` on one thread per core, always in order."""
+        pending: deque[tuple[Block, LocalFuture]] = deque()
+        work = zip(tasks, blocks, strict=True)
         with ThreadPoolExecutor(self.n_threads) as pool:
             try:
                 while True:
                     free = 2 * self.n_threads - len(pending)
-                    pending.extend(pool.submit(_compute_here, one) for one in itertools.islice(tasks, free))
+                    pending.extend(
+                        (block, pool.submit(_compute_here, one)) for one, block in itertools.islice(work, free)
+                    )
                     if not pending:
                         return
-                    yield pending.popleft().result()
+                    block, future = pending.popleft()
+                    yield block, future.result()
+                    del future
             finally:
-                for future in pending:
+                for _, future in pending:
                     future.cancel()
 
     def apply(self, name: str, function: Callable, *handles: Any) -> Any:
@@ -225,6 +271,7 @@ class LocalExecutor:
 
     def check(self, rows: Rows) -> None:
         """This process has opened the rows already."""
+        self.workers = _describe_workers([facts()])
 
 
 def _compute_here(one: Delayed) -> Any:
@@ -235,34 +282,81 @@ class ClusterExecutor:
     """Runs tasks on a Dask cluster; handles are futures, and results stay on the workers."""
 
     def __init__(self, client: distributed.Client, run: str) -> None:
-        self.client, self.run = client, run
+        self.client, self.run, self.watch = client, run, Watch(client)
+        self.workers: dict[str, Any] = {}
         self._counter = itertools.count()
-        self._asked, self.n_threads = -math.inf, 0
+        self._flying: list[Flight] = []
 
-    def window(self, tasks: Iterable[Delayed]) -> Iterator[Any]:
+    @property
+    def n_threads(self) -> int:
+        """Threads of all workers, as far as is known."""
+        return self.watch.n_threads
+
+    def window(
+        self, tasks: Iterable[Delayed], blocks: Iterable[Block], *, in_order: bool = True, spare: bool = False
+    ) -> Iterator[tuple[Block, Any]]:
         """Keep two tasks per worker thread in flight, the first of them to run first.
 
         Results that wait for an earlier one are bounded as well, since they take memory on the workers.
         """
-        pending: deque[distributed.Future] = deque()
-        numbered = enumerate(tasks)
+        flights: deque[Flight] = deque()
+        work = enumerate(zip(tasks, blocks, strict=True))
         try:
             while True:
-                running = [future for future in pending if not future.done()]
-                free = min(self._limit() - len(running), self._limit() + self.n_threads - len(pending))
-                for index, one in itertools.islice(numbered, max(0, free)):
-                    pending.append(self.client.compute(one, priority=-index))
-                if not pending:
+                self._launch(work, flights)
+                if not flights:
                     return
-                if pending[0].done():
-                    _raise_failure(pending[0])
-                    yield pending.popleft()
-                else:
-                    running = [future for future in pending if not future.done()]
-                    distributed.wait(running, return_when="FIRST_COMPLETED")
+                ended = next(
+                    (flight for flight in itertools.islice(flights, 1 if in_order else None) if flight.done), None
+                )
+                if ended is None:
+                    self.watch.wait([flight for flight in flights if not flight.done], first=True)
+                    continue
+                found = self._verdict(ended)
+                flights.remove(ended)
+                self._flying.remove(ended)
+                if isinstance(found, PoisonBlock) and not spare:
+                    raise found
+                yield ended.block, found
+                del ended, found
         finally:
-            if pending and self.client.status == "running":
-                self.client.cancel(list(pending))
+            self._flying = [flight for flight in self._flying if flight not in flights]
+            if flights and self.client.status == "running":
+                self.client.cancel([flight.future for flight in flights])
+
+    def _launch(self, work: Iterator[tuple[int, tuple[Delayed, Block]]], flights: deque[Flight]) -> None:
+        """Hand the next tasks to the cluster, as many as there is room for."""
+        limit = max(4, 2 * self.watch.count_threads())
+        running = sum(not flight.done for flight in flights)
+        free = min(limit - running, limit + self.n_threads - len(flights))
+        for index, (one, block) in itertools.islice(work, max(0, free)):
+            future = self.client.compute(one, priority=-index)
+            flights.append(Flight(future, f"the block of rows {block.start}–{block.stop - 1}", block))
+            self._flying.append(flights[-1])
+
+    def _verdict(self, flight: Flight) -> Any:
+        """The handle of a task that has ended, or the proof that it ends its workers; any other failure is raised.
+
+        Dask blames every task on a worker that dies. So one that it gave up is run again with nothing else in flight.
+        """
+        for _ in range(TRIES_ALONE):
+            if flight.poison or not flight.was_killed:
+                break
+            self.watch.wait([other for other in self._flying if other is not flight])
+            try:
+                with reachable(self.client):
+                    self.client.retry([flight.future])
+            except KeyError:  # it is an input of the block, a task of somebody else, that ends workers
+                break
+            flight.began = time.monotonic()
+            self.watch.wait([flight])
+        if flight.poison is None and flight.was_killed:
+            flight.poison = _deadly(flight)
+        if flight.poison is not None:
+            return flight.poison
+        _raise_failure(flight.future)
+        self.watch.note(flight)
+        return flight.future
 
     def hold(self, shared: Any) -> Any:
         """Compute what all tasks of a pass share and copy it to every worker before they start."""
@@ -273,13 +367,6 @@ class ClusterExecutor:
         self.settle([shared])
         self.client.replicate(shared)
         return shared
-
-    def _limit(self) -> int:
-        """Two tasks per worker thread; the scheduler is asked again now and then, since workers come and go."""
-        now = time.monotonic()
-        if now >= self._asked + SECONDS_BETWEEN_COUNTS:
-            self._asked, self.n_threads = now, sum(self.client.nthreads().values())
-        return max(4, 2 * self.n_threads)
 
     def apply(self, name: str, function: Callable, *handles: Any) -> Any:
         """Submit the function to where its arguments are."""
@@ -293,13 +380,17 @@ class ClusterExecutor:
     def values(self, handles: Sequence[Any]) -> list[Any]:
         """Gather small results in one message."""
         self.settle(handles)
-        return self.client.gather(handles)
+        with reachable(self.client):
+            return self.client.gather(handles)
 
     def settle(self, handles: Sequence[Any]) -> None:
         """Wait on the scheduler's word; nothing is moved."""
-        distributed.wait(handles)
-        for handle in handles:
-            _raise_failure(handle)
+        flights = [Flight(handle, f"the task {handle.key}") for handle in handles]
+        self.watch.wait(flights)
+        for flight in flights:
+            found = self._verdict(flight)
+            if isinstance(found, PoisonBlock):
+                raise found
 
     def check(self, rows: Rows) -> None:
         """Open the input once on every worker, and compare versions, before any long work.
@@ -309,7 +400,8 @@ class ClusterExecutor:
         SourceUnreachable
             Naming the worker and what it cannot do.
         """
-        workers = self.client.nthreads()
+        with reachable(self.client):
+            workers = self.client.nthreads()
         if not workers:
             raise SourceUnreachable("the cluster has no workers. Start some, or wait until they have joined.")
         remote = any(not address.startswith("inproc://") for address in workers)
@@ -318,8 +410,9 @@ class ClusterExecutor:
                 f"{rows.origin} is a Zarr store in the memory of this process; the workers are other processes and "
                 "cannot read it. Write it to a path or URL that they can reach."
             )
-        for address, answer in self.client.run(_worker_report, _reference(rows), on_error="return").items():
-            _check_worker(address, answer)
+        with reachable(self.client):
+            answers = self.client.run(_worker_report, _reference(rows), on_error="return")
+        self.workers = _describe_workers([_checked(address, answer) for address, answer in answers.items()])
 
 
 def _reference(rows: Rows) -> Rows | None:
@@ -327,24 +420,60 @@ def _reference(rows: Rows) -> Rows | None:
     return None if has_no_path(rows.origin) else rows
 
 
-def _worker_report(rows: Rows | None) -> tuple[str, str]:
-    """The version of daskrr on this worker, and why it cannot read ``rows``, if so."""
+def _worker_report(rows: Rows | None) -> tuple[str, str, dict[str, str]]:
+    """The version of daskrr on this worker, why it cannot read ``rows``, if so, and its :func:`facts`."""
     try:
         if rows is not None:
             check_reachable(rows)
     except SourceUnreachable as error:
-        return __version__, str(error)
-    return __version__, ""
+        return __version__, str(error), {}
+    return __version__, "", facts()
 
 
-def _check_worker(address: str, answer: Any) -> None:
+def _checked(address: str, answer: Any) -> dict[str, str]:
+    """The facts of a worker that can do its work."""
     if isinstance(answer, Exception):
         raise SourceUnreachable(f"worker {address} cannot run daskrr: {answer}. Install daskrr {__version__} there.")
-    version, problem = answer
+    version, problem, found = answer
     if version != __version__:
         raise SourceUnreachable(f"worker {address} runs daskrr {version}, this process {__version__}. Align them.")
     if problem:
         raise SourceUnreachable(f"worker {address}: {problem}")
+    return found
+
+
+def facts() -> dict[str, str]:
+    """What decides the last bits that this process computes: its kind of processor, and versions of libraries."""
+    modules = {"numpy": np, "scipy": scipy, "zarr": zarr, "dask": dask}
+    return {"processor": _processor()} | {name: module.__version__ for name, module in modules.items()}
+
+
+def _processor() -> str:
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return platform.processor() or platform.machine()
+
+
+def _describe_workers(found: Sequence[dict[str, str]]) -> dict[str, Any]:
+    """How many workers there are and of which kinds; a mixture is reported, since bits may differ between them."""
+    kinds = {name: sorted({one[name] for one in found}) for name in found[0]}
+    for name, values in kinds.items():
+        if len(values) > 1:
+            log.warning(
+                "the workers differ in their %s (%s): the last bits of a result depend on which of them does what",
+                name, ", ".join(values),
+            )  # fmt: skip
+    return {"count": len(found), "processors": kinds.pop("processor"), "versions": kinds}
+
+
+def _deadly(flight: Flight) -> PoisonBlock:
+    error = flight.future.exception()
+    return PoisonBlock(
+        f"{flight.what} ended every worker that it ran on, also alone; the last was {error.last_worker.address}. Look "
+        "at its log; raise the memory limit if it was killed for memory. All other blocks of a job that writes to "
+        "storage are kept, and the same line goes on with this one."
+    )
 
 
 def _raise_failure(future: distributed.Future) -> None:
@@ -353,14 +482,10 @@ def _raise_failure(future: distributed.Future) -> None:
         return
     if future.status != "error":
         raise SourceUnreachable(
-            f"task {future.key} was {future.status}: its scheduler or workers are gone. Run again on a live cluster."
+            f"task {future.key} was {future.status}: its scheduler or workers are gone. Run again on a live cluster. "
+            f"{GOES_ON}"
         )
     error = future.exception()
-    if isinstance(error, distributed.KilledWorker):
-        raise SourceUnreachable(
-            f"task {future.key} was on workers that died, {error.allowed_failures + 1} times; the last was "
-            f"{error.last_worker.address}. Look at its log; raise the memory limit if it was killed for memory."
-        ) from None
     raise error from (error.__cause__ if isinstance(error, DaskrrError) else None)
 
 

@@ -26,8 +26,9 @@ from zarr.storage import LocalStore, MemoryStore
 
 from daskrr.engine.addresses import locate, redact
 from daskrr.engine.opaque import call_sealed, seal, unseal
+from daskrr.engine.patience import patiently
 from daskrr.engine.places import zarr_store
-from daskrr.errors import InvalidData, InvalidParameter, MissingChunks, SourceUnreachable
+from daskrr.errors import InvalidData, InvalidParameter, MissingChunks, SourceUnreachable, UnreadableData
 
 # A decoded piece is one chunk, or as many small ones as fit in this.
 PIECE_BYTES = 16 * 2**20
@@ -252,7 +253,7 @@ class ZarrRows(Rows):
         self.piece_bytes = min(self.unit_rows * per_piece, self.n_rows) * self.row_bytes
         self.origin = redact(origin or str(self.array.store_path))
         if refuse_missing:
-            _refuse_missing_chunks(self.array, self.origin)
+            patiently(lambda: _refuse_missing_chunks(self.array, self.origin), f"find all chunks of {self.origin}")
 
     def source(self, start: int, stop: int) -> bytes:
         """The array's address and the rows, sealed."""
@@ -402,17 +403,21 @@ class ZarrBlock:
             yield self._read(start, min(start + step, self.stop))
 
     def _read(self, start: int, stop: int) -> NDArray:
+        what = f"read rows {start}–{stop - 1} of {redact(str(self.array.store_path))}"
         try:
-            piece = np.asarray(self.array[start:stop])
-            if self.refuse_missing:
-                self._check_written(piece, start)
+            return patiently(lambda: self._read_once(start, stop), what)
         except MissingChunks:
             raise
         except Exception as error:  # codecs and stores raise errors of many kinds
-            raise InvalidData(
+            raise UnreadableData(
                 f"cannot read {self._unreadable(start, stop)}: {type(error).__name__}: {redact(str(error))}. "
                 "The chunk is damaged or unreachable."
             ) from None
+
+    def _read_once(self, start: int, stop: int) -> NDArray:
+        piece = np.asarray(self.array[start:stop])
+        if self.refuse_missing:
+            self._check_written(piece, start)
         return piece
 
     def _unreadable(self, start: int, stop: int) -> str:
@@ -440,10 +445,11 @@ class ZarrBlock:
         if not suspects:
             return
         other = _with_other_fill(self.array)
-        for corner in suspects:
-            if not _is_fill(other[corner], self.array.fill_value):
+        for region in suspects:
+            # All of it, since a store may find this time what it did not find before.
+            if not _is_fill(other[region], self.array.fill_value):
                 raise _missing_error(
-                    f"the chunk with row {corner[0]} of {redact(str(self.array.store_path))} was never written"
+                    f"the chunk with row {region[0].start} of {redact(str(self.array.store_path))} was never written"
                 )
 
 
@@ -451,8 +457,8 @@ def _is_fill(value: Any, fill: Any) -> bool:
     return bool(np.all(value == fill) or (np.all(value != value) and fill != fill))
 
 
-def _chunks_of_fill(array: zarr.Array, piece: NDArray, start: int) -> Iterator[tuple[int, ...]]:
-    """Corners of the (inner) chunks within ``piece``, whose first row is ``start``, that hold fill values alone."""
+def _chunks_of_fill(array: zarr.Array, piece: NDArray, start: int) -> Iterator[tuple[slice, ...]]:
+    """Where (inner) chunks within ``piece``, whose first row is ``start``, hold fill values alone."""
     try:
         chunks = array.chunks
     except NotImplementedError:
@@ -460,12 +466,11 @@ def _chunks_of_fill(array: zarr.Array, piece: NDArray, start: int) -> Iterator[t
     starts = [range(start - start % chunks[0], start + len(piece), chunks[0])]
     starts += [range(0, size, step) for size, step in zip(array.shape[1:], chunks[1:], strict=True)]
     for corner in itertools.product(*starts):
-        first = max(corner[0] - start, 0)
-        rows = slice(first, corner[0] - start + chunks[0])
-        rest = (slice(low, low + step) for low, step in zip(corner[1:], chunks[1:], strict=True))
-        inside = piece[(rows, *rest)]
+        rows = slice(max(corner[0], start), min(corner[0] + chunks[0], start + len(piece)))
+        rest = [slice(low, low + step) for low, step in zip(corner[1:], chunks[1:], strict=True)]
+        inside = piece[(slice(rows.start - start, rows.stop - start), *rest)]
         if _is_fill(inside.flat[0], array.fill_value) and _is_fill(inside, array.fill_value):
-            yield (max(corner[0], start), *corner[1:])
+            yield (rows, *rest)
 
 
 def _with_other_fill(array: zarr.Array) -> zarr.Array:
@@ -496,7 +501,9 @@ def check_reachable(rows: Rows) -> None:
     if not isinstance(rows, ZarrRows):
         return
     try:
-        found = zarr.open_array(rows.array.store, path=rows.array.path, mode="r")
+        found = patiently(
+            lambda: zarr.open_array(rows.array.store, path=rows.array.path, mode="r"), f"open {rows.origin}"
+        )
     except Exception as error:
         raise SourceUnreachable(
             f"cannot open {rows.origin}: {type(error).__name__}: {redact(str(error))}. "

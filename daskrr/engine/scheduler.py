@@ -29,6 +29,7 @@ from distributed.system import MEMORY_LIMIT
 
 from daskrr.engine.factors import Factors
 from daskrr.engine.passes import ClusterExecutor, Executor, constant, task
+from daskrr.engine.watch import Flight, Watch, reachable
 from daskrr.errors import DaskrrError, SourceUnreachable
 from daskrr.numerics import blas
 
@@ -159,8 +160,10 @@ def _ask(client: Any, question: str, **arguments: Any) -> Any:
     SourceUnreachable
         The client is closed, or what was asked about is no longer there.
     """
-    running = client.status == "running"
-    answer = client.sync(getattr(client.scheduler, f"daskrr_{question}"), **arguments) if running else None
+    answer = None
+    if client.status == "running":
+        with reachable(client):
+            answer = client.sync(getattr(client.scheduler, f"daskrr_{question}"), **arguments)
     if "run" in arguments and (answer is None or answer.get("status") == "gone"):
         raise _gone(arguments["run"])
     return answer
@@ -244,7 +247,7 @@ class OnScheduler:
     place = "scheduler"
 
     def __init__(self, client: distributed.Client, run: str) -> None:
-        self.client, self.run = client, run
+        self.client, self.run, self.watch = client, run, Watch(client)
         self._steps = 0
         weakref.finalize(self, _free_later, weakref.ref(client), run)
 
@@ -253,7 +256,7 @@ class OnScheduler:
         self._steps += 1
         for _ in range(5):
             if handle is not None:
-                distributed.wait(handle)
+                self.watch.wait([Flight(handle, f"the inputs of {step!r}")])
             answer = _ask(
                 self.client,
                 "perform",

@@ -5,11 +5,13 @@ hold the parameters, versions and summary under ``"daskrr"``; they are written l
 not a result.
 """
 
+import errno
 import os
 import shutil
 import uuid
 import zlib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,8 +22,9 @@ from numpy.typing import NDArray
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
 from daskrr.engine.addresses import is_local, locate, redact
+from daskrr.engine.patience import patiently
 from daskrr.engine.places import blueprint, zarr_store
-from daskrr.errors import InvalidData, InvalidParameter, OutputExists
+from daskrr.errors import InvalidData, InvalidParameter, OutputExists, StoreFailed
 
 RESULT_KEY = "daskrr"
 FORMAT = 1
@@ -138,13 +141,35 @@ def write_block(arrays: dict[str, zarr.Array], columns: dict[str, NDArray[np.flo
     ------
     RuntimeError
         The block is not aligned with the chunks: two writers of one chunk would lose rows.
+    StoreFailed
+        The store is full, or refused several times.
     """
     for name, values in columns.items():
         array = arrays[name]
         stop, height = start + len(values), array.chunks[0]
         if start % height or (stop % height and stop != array.shape[0]):
             raise RuntimeError(f"rows {start}–{stop} are not whole chunks of {height} rows")
-        array[start:stop] = values
+        what = f"write rows {start}–{stop - 1} of {redact(str(array.store_path))}"
+        try:
+            patiently(partial(array.__setitem__, slice(start, stop), values), what)
+        except Exception as error:  # stores raise errors of many kinds
+            raise _write_failure(what, error, columns, arrays) from None
+
+
+def _write_failure(
+    what: str, error: Exception, columns: dict[str, NDArray[np.float64]], arrays: dict[str, zarr.Array]
+) -> StoreFailed:
+    found = f"{type(error).__name__}: {redact(str(error))}"
+    code = getattr(error, "errno", None)
+    if code in (errno.ENOSPC, errno.EDQUOT):
+        block, whole = sum(one.nbytes for one in columns.values()), sum(one.nbytes for one in arrays.values())
+        found = (
+            f"the disk is full ({error}). This block needs up to {block:,} bytes, the whole output up to {whole:,}. "
+            "Make room and run the same line again: it goes on where it was"
+        )
+    failure = StoreFailed(f"cannot {what}: {found}.")
+    failure.errno = code
+    return failure
 
 
 def open_stored(path: str | os.PathLike, kind: str) -> zarr.Group:

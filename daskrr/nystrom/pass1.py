@@ -1,5 +1,6 @@
 """From landmarks to a fitted sketch: their kernel matrix, its factor, and pass 1 over the rows."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -7,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from daskrr.engine.passes import Run, Superblock, superblocks
+from daskrr.engine.passes import Block, Run, Superblock, raise_poison, superblocks
 from daskrr.engine.progress import Stage
 from daskrr.engine.scheduler import algebra, held
+from daskrr.errors import PoisonBlock
 from daskrr.kernels import Kernel
 from daskrr.numerics.algebra import check_resolution
 from daskrr.numerics.gram import Draw, GramPart, Kept, Totals
@@ -107,17 +109,21 @@ def first_pass(
     sums = Sums(run, label, with_gram and targets is None, tuple(draws))
     groups = superblocks(run.blocks)
     missing = [block for group in groups for block in sums.missing(group)]
-    parts = run.executor.window(sketch.gram_tasks(payload, run.rows, missing, draws, with_gram, targets))
+    tasks = sketch.gram_tasks(payload, run.rows, missing, draws, with_gram, targets)
+    parts = run.executor.window(tasks, missing, spare=run.journal is not None)
     with Stage(run.report, title, total=len(run.blocks), total_rows=run.rows.n_rows) as stage:
         total, kept, others = sums.first(groups, stage)
         whole = total
         for group in others:
             part, residuals = sums.known_part(group, stage) or _sum_parts(run, group, parts, sums, stage)
+            if sums.poison:
+                continue  # to record the other superblocks
             kept += residuals
             run.executor.settle(total)
             total = [run.executor.apply("add-grams", add_parts, *total, part)]
             whole = total if group.is_whole else whole
-        sums.finish(whole)
+        sums.finish([] if sums.poison else whole)
+        raise_poison(sums.poison)
     gram, drawn, totals = (
         run.executor.apply(name, pick, total[0])
         for name, pick in (("gram-sum", _gram), ("drawn-rows", _drawn), ("totals", _totals))
@@ -125,16 +131,20 @@ def first_pass(
     return FirstPass(payload, gram, kept, drawn, run.executor.value(totals))
 
 
-def _sum_parts(run: Run, group: Superblock, parts: Iterator[Any], sums: Sums, stage: Stage) -> tuple[Any, list[Any]]:
+def _sum_parts(
+    run: Run, group: Superblock, parts: Iterator[tuple[Block, Any]], sums: Sums, stage: Stage
+) -> tuple[Any, list[Any]]:
     """Add the next parts, those of one superblock, from left to right, and record the sum."""
     total, residuals = sums.ahead(group)
     rest = total[0] if total else None
     waiting: list[Any] = []
-    for number, block in enumerate(group.blocks, 1):
-        if number <= sums.n_ahead(group):
-            stage.advance(rows=block.n_rows)
+    spared, ahead = len(sums.poison), sums.n_ahead(group)
+    stage.advance(ahead, sum(block.n_rows for block in group.blocks[:ahead]))
+    for number, (block, part) in enumerate(itertools.islice(parts, len(group.blocks) - ahead), ahead + 1):
+        if isinstance(part, PoisonBlock):
+            sums.poison.append(part)
+        if len(sums.poison) > spared:
             continue
-        part = next(parts)
         if sums.keeps:
             residuals.append(run.executor.apply("keep-residual", _kept, part))
         waiting.append(part)
@@ -145,6 +155,8 @@ def _sum_parts(run: Run, group: Superblock, parts: Iterator[Any], sums: Sums, st
             waiting = []
             rest = total[0] if number == group.n_whole else rest
         stage.advance(rows=block.n_rows)
+    if len(sums.poison) > spared:
+        return None, []
     return total[0], sums.record(group, total[0], None if group.is_whole else rest, residuals)
 
 

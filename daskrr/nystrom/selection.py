@@ -201,7 +201,8 @@ def fetch_rows(run: Run, indices: NDArray[np.int64], name: str) -> Any:
     )
     parts = []
     with Stage(run.report, name.replace("-", " "), total=len(needed), total_rows=len(indices)) as stage:
-        for (_, positions), part in zip(needed, run.executor.window(tasks), strict=True):
+        window = run.executor.window(tasks, [block for block, _ in needed])
+        for (_, positions), (_, part) in zip(needed, window, strict=True):
             parts.append(part)
             stage.advance(rows=len(positions))
     while len(parts) > 1:

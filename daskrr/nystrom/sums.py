@@ -18,7 +18,7 @@ from daskrr.engine.opaque import seal
 from daskrr.engine.passes import Block, Run, Superblock
 from daskrr.engine.progress import Stage
 from daskrr.engine.storage import checksum
-from daskrr.errors import InvalidData
+from daskrr.errors import InvalidData, PoisonBlock
 from daskrr.numerics import reservoir
 from daskrr.numerics.gram import GramPart, Kept
 from daskrr.numerics.reservoir import Reservoir
@@ -104,13 +104,17 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Sums:
-    """The sums of a pass under a label, recorded if the run has a journal; ``names`` of what is drawn meanwhile."""
+    """The sums of a pass under a label, recorded if the run has a journal; ``names`` of what is drawn meanwhile.
+
+    A superblock with a block that kills its workers is left out, and the block is noted.
+    """
 
     run: Run
     label: str
     keeps: bool
     names: tuple[str, ...]
     writing: list[Any] = field(default_factory=list)
+    poison: list[PoisonBlock] = field(default_factory=list)
 
     @cached_property
     def known(self) -> set[int]:

@@ -12,7 +12,7 @@ import zarr
 from numpy.typing import NDArray
 
 from daskrr.arguments import Job
-from daskrr.engine.passes import Run, block_rows, executor, split, task
+from daskrr.engine.passes import Block, Run, block_rows, executor, split, task
 from daskrr.engine.rows import ConstantRows, JoinedRows, Rows, open_rows, pieces
 from daskrr.engine.scheduler import Algebra
 from daskrr.errors import InvalidData
@@ -92,7 +92,8 @@ class Training:
         given = (self.targets,) if self.weights is None else (self.targets, self.weights)
         sources = [one.anew(f"origin-{number}-{name}").source(0, stop) for number, one in enumerate(given)]
         where = executor(name)
-        return where.value(next(where.window([task("target-origin", name, 0, _middle_target, *sources)])))
+        window = where.window([task("target-origin", name, 0, _middle_target, *sources)], [Block(0, 0, stop)])
+        return where.value(next(window)[1])
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def assert_tells_what_to_do(complaint: str, output: Path) -> None:
 
 
 SLOW = pytest.mark.slow
-SIZES = [*(pytest.param(size, marks=SLOW) for size in ("4k", "8k", "32k", "64k", "160k")), "16k", "400k"]
+SIZES = [*(pytest.param(size, marks=SLOW) for size in ("4k", "8k", "32k", "64k", "160k", "600k")), "16k", "400k"]
 
 
 @pytest.mark.parametrize("size", SIZES)

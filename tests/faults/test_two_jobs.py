@@ -12,7 +12,7 @@ from processes import GENEROUS, race
 from scenes import digest, ended, make_points, n_receipts, reference, run, score_command, score_here, started, until
 
 from daskrr import outputs
-from daskrr.apps.commands import failure
+from daskrr.apps.telling import failure
 from daskrr.engine.progress import Event
 
 # --- Row 22: started together -------------------------------------------------------------------------
