@@ -52,7 +52,7 @@ def assert_tells_what_to_do(complaint: str, output: Path) -> None:
 
 
 SLOW = pytest.mark.slow
-SIZES = [*(pytest.param(size, marks=SLOW) for size in ("4k", "8k", "32k", "64k", "160k")), "16k", "400k"]
+SIZES = [*(pytest.param(size, marks=SLOW) for size in ("4k", "8k", "32k", "64k", "160k", "600k")), "16k", "400k"]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -111,25 +111,25 @@ def test_memory_limit__half_of_what_is_needed_is_refused_within_a_second(tmp_pat
 ALARMS = re.compile(r"pausing|exceeded|high memory|restarting|spill", re.IGNORECASE)
 
 
-def take(n_bytes: int) -> None:
-    held = np.ones(n_bytes // 8)
-    time.sleep(GENEROUS)
-    del held
-
-
 @pytest.mark.slow
 def test_memory_limit__of_what_is_needed_is_enough(tmp_path: Path) -> None:
     points = make_points(tmp_path / "points.zarr", n_rows=60_000, chunk_rows=5000)
     needed = limit_for_1000(points)
     log = tmp_path / "worker-0.log"
     options = ("--nanny", "--memory-limit", str(needed))
+
+    def hold() -> None:
+        held = np.ones(needed // 8)
+        time.sleep(GENEROUS)
+        del held
+
     with cluster(tmp_path, n_workers=1, worker_options=options) as there, Client(there.address) as client:
         client.wait_for_workers(1, timeout=GENEROUS)
         before = list(client.nthreads())
         assert score_with_1000(points, tmp_path / "out.zarr")["n_rows"] == 60_000
         assert list(client.nthreads()) == before
         assert not ALARMS.findall(log.read_text())
-        greedy = client.submit(take, needed)
+        greedy = client.submit(hold)
         until(lambda: ALARMS.search(log.read_text()))
         greedy.cancel()
     assert outputs.verify(tmp_path / "out.zarr") == []

@@ -58,7 +58,7 @@ def test_jobs__started_together_have_one_winner_and_the_other_exits_with_5(round
 
 @pytest.mark.slow
 def test_commands__started_together_have_one_winner_and_the_other_exits_with_5(tmp_path: Path) -> None:
-    points = make_points(tmp_path / "points.zarr", n_rows=100_000)
+    points = make_points(tmp_path / "points.zarr", n_rows=50_000)
     expected = reference(points, tmp_path)
     for number in range(3):
         output = tmp_path / f"{number}.zarr"
@@ -111,5 +111,5 @@ def test_lease__of_a_dead_job_on_another_host_is_taken_over_after_its_time_and_n
     score_here(points, output, wait=True)
     took = time.monotonic() - began
     print(f"taken over after {took:.1f} s")
-    assert 60.0 < took < 90.0
+    assert 60.0 < took < 120.0
     assert digest(output) == reference(points, tmp_path)
