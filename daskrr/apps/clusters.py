@@ -43,8 +43,16 @@ def local_cluster(workers: int | None = None, memory_limit: str | int | None = N
         To be closed by the caller.
     """
     _check_size(workers, memory_limit)
-    # Dask looks at what every worker does a hundred times a second, which costs a few percent of its core.
-    with dask.config.set({"distributed.worker.profile.interval": "200ms"}):
+    settings = {
+        # Dask looks at what every worker does a hundred times a second, which costs a few percent of its core.
+        "distributed.worker.profile.interval": "200ms",
+        # A task that Dask gives up after two workers is run again, alone, which tells more than two workers more.
+        "distributed.scheduler.allowed-failures": 1,
+    }
+    # Dask reads this while the cluster lives. It looks 15 s after a worker was lost, and takes one that has died again
+    # and is being restarted at that moment for one that never came back: its nanny is closed, for good.
+    dask.config.set({"distributed.deploy.lost-worker-timeout": "1 day"})
+    with dask.config.set(settings):
         return LocalCluster(
             n_workers=CPU_COUNT if workers is None else workers,
             threads_per_worker=1,
