@@ -4,11 +4,13 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pytest
 import zarr
 from strategies import as_zarr
 
 import daskrr
 from daskrr.engine import patience
+from daskrr.errors import InvalidData
 from daskrr.kernels import Gaussian
 
 NAMES = ("estimate", "lower", "residual", "scores", "upper")
@@ -33,6 +35,13 @@ def stored(folder, X, chunks=(50, 3), **options):
 def score(X, output, **options):
     options = {"certify": True, "random_state": 0, "block_rows": 100, "progress": False} | options
     return daskrr.score_to_zarr(X, output, KERNEL, RIDGE, N_LANDMARKS, **options)
+
+
+def nothing_published(output):
+    """No reader finds scores."""
+    assert not (output / "zarr.json").exists()
+    with pytest.raises(InvalidData):
+        daskrr.open_scores(output)
 
 
 def contents(output):

@@ -5,7 +5,7 @@ import os
 import obstore
 import pytest
 import zarr
-from damage import chunk_files, contents, points, score, shorten_pauses, stored
+from damage import chunk_files, contents, nothing_published, points, score, shorten_pauses, stored
 from stores import FaultyStore, Plan, Proxy
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
@@ -91,7 +91,7 @@ def test_server__that_denies_or_cuts_off_chunks_at_random_gives_no_wrong_row(kin
         assert contents(tmp_path / "out.zarr") == reference[layout][1]
     except DaskrrError as error:
         assert isinstance(error, MissingChunks if kind == "404" else InvalidData), error  # noqa: PT017
-        assert not (tmp_path / "out.zarr").exists()
+        nothing_published(tmp_path / "out.zarr")
     assert proxy.failed
     assert all("/c/" in path for _, _, path in proxy.failed)
 
@@ -106,14 +106,14 @@ def test_server__that_always_denies_or_cuts_off_a_chunk_is_found_out(kind, compl
     with pytest.raises(InvalidData, match=complaint):
         score(f"s3://points/{layout}", tmp_path / "out.zarr", block_rows=50)
     assert proxy.failed
-    assert not (tmp_path / "out.zarr").exists()
+    nothing_published(tmp_path / "out.zarr")
 
 
 def test_server__that_is_down_is_named(proxy, tmp_path):
     proxy.plan = Plan(["503"], share=1.0)
     with pytest.raises(DaskrrError, match="s3://points/default"):
         score("s3://points/default", tmp_path / "out.zarr", block_rows=50)
-    assert not (tmp_path / "out.zarr").exists()
+    nothing_published(tmp_path / "out.zarr")
 
 
 # --- A store of a user --------------------------------------------------------------------------------
@@ -153,5 +153,5 @@ def test_user_store__that_lies_or_cuts_off_at_random_gives_no_wrong_row(layout, 
         assert outputs.verify(tmp_path / "out.zarr") == []
     except DaskrrError as error:
         assert isinstance(error, MissingChunks if kind == "lie" else InvalidData), error  # noqa: PT017
-        assert not (tmp_path / "out.zarr").exists()
+        nothing_published(tmp_path / "out.zarr")
     assert faults.exists()
