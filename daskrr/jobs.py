@@ -126,7 +126,7 @@ def at_work(store: JobStore, wait: bool) -> Iterator[Lease]:
     with lease:
         try:
             for generation in store.unfinished:
-                store.finish_publishing(generation)
+                store.finish_publishing(generation, lease.check)
             yield lease
         finally:
             store.clear()
@@ -229,7 +229,6 @@ class Work:
             raise SourceChanged(
                 f"{result.rows.origin} changed while it was scored. Nothing was published; score it again."
             )
-        self.lease.check()
         counts = sum_counts(receipts)
         kinds = (self.journal.read_one("processors") or {})["kinds"]
         summary |= {"checkpoints": store.checkpoints(generation), "workers": summary["workers"] | {"processors": kinds}}
@@ -245,7 +244,7 @@ class Work:
             "checksums": packed([one.checksums for one in receipts if one.checksums is not None]),
             "counts": counts.sum(axis=0),
         }
-        store.publish(generation, staged, commit)
+        store.publish(generation, staged, commit, self.lease.check)
         return summary_of(store, commit)
 
 

@@ -8,8 +8,9 @@ checks hold, the arrays are moved into the group, their metadata last, and a com
 import os
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import zarr
@@ -94,7 +95,9 @@ class JobStore:
         found = listing(self.place.store, f"{STATE}/records/{generation}") or {}
         return {"records": len(found), "bytes": sum(size for size, _ in found.values())}
 
-    def publish(self, generation: str, staged: Staged, commit: Mapping[str, Any]) -> None:
+    def publish(
+        self, generation: str, staged: Staged, commit: Mapping[str, Any], still_ours: Callable[[], None]
+    ) -> None:
         """Move the arrays of a generation into the output, metadata last, and commit; it can be finished if stopped."""
         group = blueprint({}, 1)
         about: Any = {"format": FORMAT, "kind": "scores", "generation": generation} | dict(commit["summary"])
@@ -103,28 +106,27 @@ class JobStore:
         metadata[METADATA] = metadata_of(zarr.open_group(group.store, mode="r"))
         commit = {**commit, "metadata": {key: zlib.crc32(text.encode()) for key, text in metadata.items()}}
         self.records.write(f"{generation}/publish", {"commit": commit, "metadata": metadata})
-        self.finish_publishing(generation)
+        self.finish_publishing(generation, still_ours)
 
-    def finish_publishing(self, generation: str) -> None:
-        """Carry out what was decided, if anything was; only for who holds the lease.
+    def finish_publishing(self, generation: str, still_ours: Callable[[], None]) -> None:
+        """Carry out what was decided, if anything was; every step is harmless if it was done before.
 
-        Every step is harmless if it was done before.
+        ``still_ours`` raises for who does not hold the lease any more, and is asked before every step.
         """
         decided = self.records.read(f"{generation}/publish")
         if decided is None:
             return
         commit, metadata = decided["commit"], decided["metadata"]
         # Without metadata the group and its arrays are none, so that nobody reads a mixture of two generations.
-        names = set(self.place.below("")) - {STATE}
-        for key in [METADATA, *(f"{name}/{METADATA}" for name in sorted(names - {METADATA}))]:
-            self.place.delete(key)
-        for name in commit["digests"]:
-            self.place.move(_staged(generation, name), name)
-        for name in names - set(commit["digests"]):
-            self.place.delete(name)
-        for key, text in metadata.items():
-            self.place.write(key, text.encode())
-        self.records.write(COMMIT, commit)
+        names = set(self.place.below("")) - {STATE, METADATA}
+        steps: list[Callable[[], Any]] = [partial(self.place.delete, METADATA)]
+        steps += [partial(self.place.delete, f"{name}/{METADATA}") for name in sorted(names)]
+        steps += [partial(self.place.move, _staged(generation, name), name) for name in commit["digests"]]
+        steps += [partial(self.place.delete, name) for name in names - set(commit["digests"])]
+        steps += [partial(self.place.write, key, text.encode()) for key, text in metadata.items()]
+        for step in [*steps, partial(self.records.write, COMMIT, commit)]:
+            still_ours()
+            step()
         self.sweep({generation: BASE})
 
     def sweep(self, keep: Mapping[str, str]) -> None:
