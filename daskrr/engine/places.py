@@ -101,7 +101,9 @@ class FolderPlace:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
-            path.unlink(missing_ok=True)
+            # Below a file there is nothing: one killed while it wrote leaves files that are no arrays.
+            with suppress(FileNotFoundError, NotADirectoryError):
+                path.unlink()
 
     def write(self, key: str, content: bytes) -> None:
         """Write a file and put it in its place by a rename."""
