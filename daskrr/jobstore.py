@@ -124,7 +124,8 @@ class JobStore:
         steps += [partial(self.place.move, _staged(generation, name), name) for name in commit["digests"]]
         steps += [partial(self.place.delete, name) for name in names - set(commit["digests"])]
         steps += [partial(self.place.write, key, text.encode()) for key, text in metadata.items()]
-        for step in [*steps, partial(self.records.write, COMMIT, commit)]:
+        steps.append(partial(self.records.write, COMMIT, commit))
+        for step in steps:
             still_ours()
             step()
         self.sweep({generation: BASE})
