@@ -133,7 +133,7 @@ def test_commands__tell_no_secrets_of_addresses_that_they_read(damaged, tmp_path
         assert leaks(found.stdout + found.stderr) == []
         assert "http://***@127.0.0.1" in (found.stderr if damaged else found.stdout + told_by(tmp_path / "out.zarr"))
     assert leaks(told_by(tmp_path / "out.zarr")) == []
-    for command in ("status", "verify", "top"):
+    for command in () if damaged else ("status", "verify"):
         shown = subprocess.run(
             [*COMMAND, command, str(tmp_path / "out.zarr"), "--debug"], capture_output=True, text=True
         )

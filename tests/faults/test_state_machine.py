@@ -1,7 +1,10 @@
 """Jobs that are run, killed, continued, damaged, deleted, overwritten and looked at in any order, against a model."""
 
+import random
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -312,3 +315,82 @@ def test_jobs__agree_with_the_model_for_500_steps(monkeypatch):
     assert Jobs.steps >= 500
     for fault in ("kill", "append", "damage published", "damage record", "delete record", "delete staged"):
         assert Jobs.fired[fault] > 0, Jobs.fired
+
+
+# --- Real processes -----------------------------------------------------------------------------------
+
+PROGRAM = """
+import sys
+import daskrr
+from daskrr.engine import passes
+passes.SUPERBLOCK_ROWS = 100
+source, output, seed, overwrite = sys.argv[1:]
+daskrr.score_to_zarr(
+    source, output, daskrr.kernels.Gaussian(1.5), 1e-2, 20, random_state=int(seed), block_rows=25,
+    overwrite=bool(int(overwrite)), progress=lambda event: print(event.stage, event.done, flush=True),
+)
+"""
+GENEROUS = 120
+# As many as a whole run tells.
+LINES = 60
+
+
+def started(source, output, seed, overwrite):
+    command = [sys.executable, "-c", PROGRAM, str(source), str(output), str(seed), str(int(overwrite))]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finished(process):
+    complaints = process.communicate(timeout=GENEROUS)[1]
+    return process.returncode, complaints
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory):
+    """Points, and what undisturbed processes publish for each of two seeds."""
+    folder = tmp_path_factory.mktemp("scene")
+    source, found = stored(folder / "X", ROWS, (25, 2)), {}
+    for seed in (0, 1):
+        code, complaints = finished(started(source, folder / f"{seed}.zarr", seed, False))
+        assert code == 0, complaints
+        found[seed] = arrays_of(folder / f"{seed}.zarr")
+    assert found[0] != found[1]
+    return source, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("walk_number", range(10))
+def test_processes__that_are_killed_at_random_agree_with_the_model(walk_number, scene, tmp_path):
+    (source, expected), output, chance = scene, tmp_path / "out.zarr", random.Random(walk_number)
+    # What may be published now: a seed, or nothing.
+    possible, kills = {None}, 0
+    while kills < 2:
+        seed, overwrite = chance.randrange(2), chance.random() < 0.8
+        process = started(source, output, seed, overwrite)
+        for _ in range(chance.randrange(LINES)):
+            process.stdout.readline()
+        process.kill()
+        code, complaints = finished(process)
+        assert code in (-9, 0, 1), complaints
+        kills += code == -9
+        if code == 1:
+            assert not overwrite
+            assert "OutputExists" in complaints
+        else:
+            possible = {seed} if code == 0 and overwrite else possible | {seed}
+        try:
+            assert arrays_of(output) in [expected[one] for one in possible - {None}]
+        except InvalidData:
+            # Nothing is published yet, or the job was killed while it exchanged two generations.
+            assert None in possible or code == -9
+        if chance.random() < 0.5:
+            staged = sorted(output.glob(".daskrr/arrays-*/*/c/*"))
+            records = sorted(output.glob(".daskrr/records/*/receipts/*"))
+            for file in chance.sample(staged + records, min(2, len(staged + records))):
+                file.unlink()
+    seed = chance.randrange(2)
+    code, complaints = finished(started(source, output, seed, True))
+    assert code == 0, complaints
+    assert arrays_of(output) == expected[seed]
+    assert outputs.verify(output) == []
+    assert outputs.status(output)["unfinished"] == []
