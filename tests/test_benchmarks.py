@@ -215,6 +215,28 @@ def test_durable(quick_report):
     assert report["checkpoints"]["records"] >= 4
 
 
+@pytest.mark.slow
+def test_append(quick_report):
+    report, text = quick_report("append")
+    _check_head(report, "append")
+    assert report["same_bits"]
+    (turn,) = report["turns"]
+    assert report["ratios"]["anew"] == turn["update"] / turn["anew"]
+    assert report["update"]["rows_added"] == 200
+    assert "the update takes" in text
+
+
+@pytest.mark.slow
+def test_restart(quick_report):
+    report, text = quick_report("restart")
+    _check_head(report, "restart")
+    (one,) = report["results"]
+    assert one["done"]
+    assert one["same_bits"]
+    assert one["again"] == one["reads"] - report["undisturbed"]["reads"] <= one["bound"]
+    assert "chunks read again" in text
+
+
 def test_regression(quick_report):
     report, text = quick_report("regression")
     _check_head(report, "regression")
