@@ -57,7 +57,7 @@ def local_cluster(workers: int | None = None, memory_limit: str | int | None = N
             n_workers=CPU_COUNT if workers is None else workers,
             threads_per_worker=1,
             processes=True,
-            memory_limit="auto" if memory_limit is None else _bytes(memory_limit),
+            memory_limit="auto" if memory_limit is None else memory_bytes(memory_limit),
             host="127.0.0.1",
             dashboard_address="127.0.0.1:0",
             # Failures come back as exceptions; the log would only repeat them, each with its traceback.
@@ -187,7 +187,7 @@ def _check_size(workers: int | None, memory_limit: str | int | None) -> None:
     if workers is not None and workers < 1:
         raise InvalidParameter(f"a cluster needs at least one worker, not {workers}")
     if memory_limit is not None:
-        _bytes(memory_limit)
+        memory_bytes(memory_limit)
 
 
 @contextmanager
@@ -237,7 +237,8 @@ def _await_worker(client: Client, address: str, seconds: float) -> None:
         ) from error
 
 
-def _bytes(size: str | int) -> int:
+def memory_bytes(size: str | int) -> int:
+    """An amount of memory such as ``"2GiB"``."""
     try:
         count = int(parse_bytes(size))
     except ValueError as error:

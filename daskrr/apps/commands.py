@@ -6,6 +6,7 @@ standard output, everything else to standard error.
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from daskrr.apps import clusters, wording
 from daskrr.apps import convert as conversion
 from daskrr.apps.parsing import make_kernel, model_arguments, refuse_file
 from daskrr.apps.telling import emit, silence, told
+from daskrr.engine.plan import Plan, Workers, check_fits
 from daskrr.leverage import plan as make_plan
 
 
@@ -69,7 +71,7 @@ def score(
     refuse_file(points)
     chosen, arguments = make_kernel(kernel), model_arguments(model)
     # Mistakes should be told, and finished work found, before a cluster is started.
-    make_plan(points, chosen, **arguments)
+    check_memory(make_plan(points, chosen, **arguments), cluster["memory_limit"])
     summary = scoring.published(points, output, chosen, overwrite=overwrite, **arguments)
     if summary is None:
         with told(quiet), clusters.connect(**cluster, echo=silence if quiet else None):
@@ -77,6 +79,18 @@ def score(
                 points, output, chosen, overwrite=overwrite, wait=wait, progress=not quiet, **arguments
             )
     emit(summary, as_json, wording.scores)
+
+
+def check_memory(plan: Plan, memory_limit: str | None) -> None:
+    """Refuse a plan that does not fit the workers that would be started.
+
+    Raises
+    ------
+    DoesNotFit
+        With the memory that it needs.
+    """
+    if memory_limit is not None:
+        check_fits(plan, replace(Workers.embedded(1), limits={"to be started": clusters.memory_bytes(memory_limit)}))
 
 
 def update(

@@ -13,6 +13,7 @@ from distributed.comm.core import CommClosedError
 
 from daskrr import outputs, scoring, updating
 from daskrr.apps import clusters, wording
+from daskrr.apps.commands import check_memory
 from daskrr.apps.jobfile import Commands, JobFile, read
 from daskrr.apps.telling import emit, failure, silence, told
 from daskrr.engine.addresses import redact
@@ -107,9 +108,11 @@ def _plan(job: JobFile) -> Plan:
     alone = job.cluster["scheduler"] is None
     workers = (job.cluster["workers"] or clusters.CPU_COUNT) if alone else None
     try:
-        return make_plan(job.points, job.kernel, workers=workers, **job.arguments)
+        made = make_plan(job.points, job.kernel, workers=workers, **job.arguments)
     except InvalidParameter as error:
         raise InvalidParameter(f"the job file {job.path} has a mistake\n  {error}") from error
+    check_memory(made, job.cluster["memory_limit"])
+    return made
 
 
 def _outlook(job: JobFile, overwrite: bool, as_json: bool) -> dict[str, Any]:
