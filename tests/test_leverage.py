@@ -481,7 +481,7 @@ def test_source__that_changes_between_the_passes_is_caught(use, tmp_path):
         "top": lambda: result.top(3),
         "store": lambda: result.store(tmp_path / "out.zarr", progress=False),
     }
-    with pytest.raises(SourceChanged, match="rows from 20 changed between the passes"):
+    with pytest.raises(SourceChanged, match="rows 20–29 of the input changed between the passes"):
         calls[use]()
     assert list(tmp_path.iterdir()) == []
 
@@ -497,7 +497,7 @@ def test_source__in_memory_that_changes_is_caught():
     X = rows()
     result = daskrr.leverage_scores(X, Gaussian(1.0), 1e-2, 5, random_state=0, block_rows=10, progress=False)
     X[33, 1] += 1.0
-    with pytest.raises(SourceChanged, match="rows from 30 changed"):
+    with pytest.raises(SourceChanged, match="rows 30–39 of the input changed"):
         result.scores.compute()
 
 
