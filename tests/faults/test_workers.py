@@ -37,7 +37,7 @@ N_ROWS, BLOCK = 200_000, 4096
 N_BLOCKS, N_SUPERBLOCKS = 49, 4
 # A row in the middle of the data, whose first feature no other has, and the rows of its block.
 MARKED, MARK, MARKED_ROWS = 100_000, 2.5, "rows 98304–102399"
-EXTERNAL = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": "10s", "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "10s"}
+EXTERNAL = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": "15s", "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "15s"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -201,16 +201,21 @@ def test_random_kills__for_a_minute_change_no_bit(points, reference, tmp_path):
             output = tmp_path / f"{number}.zarr"
             with job(points, output, cluster.scheduler_address, seconds=0.1) as running:
                 while running.runs and time.monotonic() < deadline:
-                    victims = [worker.process.pid for worker in cluster.workers.values() if worker.process]
-                    if victims:
-                        os.kill(chance.choice(victims), signal.SIGKILL)
-                        kills += 1
+                    kills += kill_one(cluster, chance)
                     with contextlib.suppress(subprocess.TimeoutExpired):
-                        running.process.wait(chance.uniform(2, 5))
+                        running.process.wait(chance.uniform(1, 4))
                 running.ended()
             assert contents(output) == reference
-    assert kills >= 8
-    assert counter.left >= kills / 2
+    assert counter.left >= kills >= 5
+
+
+def kill_one(cluster, chance):
+    """Kill a worker that the scheduler knows, if there is one; how many were killed."""
+    known = set(cluster.scheduler.workers)
+    victims = [nanny.process.pid for nanny in cluster.workers.values() if nanny.worker_address in known]
+    if victims:
+        os.kill(chance.choice(victims), signal.SIGKILL)
+    return min(1, len(victims))
 
 
 @pytest.mark.parametrize("moment", ["pass 1", "pass 2"])
