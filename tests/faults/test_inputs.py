@@ -161,6 +161,15 @@ def test_missing_inner_chunk_of_a_shard__is_noticed(tmp_path):
 # --- Changes between a run and its continuation: row 16 -----------------------------------------------
 
 
+@pytest.fixture
+def one_core():
+    """One core for this process, so that few blocks are in flight."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    yield
+    os.sched_setaffinity(0, cores)
+
+
 def interrupt():
     raise KeyboardInterrupt
 
@@ -183,7 +192,9 @@ def append(source):
 
 
 @pytest.mark.parametrize(("change", "complaint"), [(rewrite, "has changed since"), (append, "which has 300 now")])
-def test_input__that_changed_before_the_job_went_on_is_refused_until_it_is_overwritten(change, complaint, tmp_path):
+def test_input__that_changed_before_the_job_went_on_is_refused_until_it_is_overwritten(
+    change, complaint, one_core, tmp_path
+):
     source, output = stored(tmp_path / "X", points()), tmp_path / "out.zarr"
     interrupted(source, output)
     change(source)
@@ -195,7 +206,7 @@ def test_input__that_changed_before_the_job_went_on_is_refused_until_it_is_overw
     assert contents(output) == contents(tmp_path / "anew.zarr")
 
 
-def test_bit_flip__before_the_job_goes_on_is_detected_or_harmless(tmp_path):
+def test_bit_flip__before_the_job_goes_on_is_detected_or_harmless(one_core, tmp_path):
     source = stored(tmp_path / "X", points())
     score(source, tmp_path / "reference.zarr", block_rows=50)
     expected, detected = contents(tmp_path / "reference.zarr"), []
