@@ -102,7 +102,7 @@ def check(store: JobStore, wanted: dict[str, Any], overwrite: bool) -> dict[str,
                 kind = InputGrown if has_grown(begun, wanted) else OutputExists
                 raise kind(f"{store} holds an unfinished job: {difference(begun, wanted)}. {ADVICE}")
         return None
-    if overwrite:
+    if overwrite or store.is_exchanging:
         return None
     known = committed["parameters"]
     if is_same(known, wanted):

@@ -65,6 +65,11 @@ class JobStore:
         found = {name.split("/")[0] for name in self.records.names() if name.endswith("/job")}
         return sorted(found - {(self.committed or {}).get("generation")})
 
+    @property
+    def is_exchanging(self) -> bool:
+        """Whether a job has begun to publish, and has not finished."""
+        return any(self.records.names(f"{generation}/publish") for generation in self.unfinished)
+
     def begin(self, generation: str, about: Mapping[str, Any]) -> None:
         """Begin a generation."""
         # As a group, it does not astonish those who list the output with Zarr.
@@ -159,8 +164,8 @@ def open_published(path: str | os.PathLike) -> zarr.Group:
         Nothing is published there, or a job died while it replaced what was.
     """
     store = JobStore(path) if holds_jobs(locate(path)) else None
-    if store is None or not store.is_begun:  # stored as a whole, not by a job
-        return of_one_generation(open_stored(path, "scores"), redact(locate(path)))
+    if store is None or not store.is_begun:
+        return _open_whole(path)
     deadline = time.monotonic() + EXCHANGE_SECONDS
     while True:
         committed = store.committed
@@ -177,6 +182,15 @@ def open_published(path: str | os.PathLike) -> zarr.Group:
                 "job again to finish it; daskrr verify tells what is damaged."
             )
         time.sleep(0.05)
+
+
+def _open_whole(path: str | os.PathLike) -> zarr.Group:
+    """Open scores that were stored as a whole, not by a job."""
+    group, name = open_stored(path, "scores"), redact(locate(path))
+    about: Any = group.attrs[RESULT_KEY]
+    if "generation" in about:
+        raise InvalidData(f"{name} has scores of a job, and no commit record of them. Run the job again.")
+    return of_one_generation(group, name)
 
 
 def _staged(generation: str, name: str) -> str:

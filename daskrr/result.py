@@ -242,12 +242,23 @@ class LeverageResult:
 
     def _receipts(self, staged: Staged, then: Callable[..., Any], report: Reporter, journal: Journal) -> list[Receipt]:
         """Pass 2 over all rows that have no receipt yet, and the receipts of all, in row order."""
-        known = staged.complete(journal.done("receipts"))
+        known = self._intact(staged, report, journal)
         missing = [block for block in self.blocks if block.start not in known]
         run = Run(self.sketch.run, self.rows, missing, self.executor, report)
         tasks = self.score_tasks("store", partial(_recorded, journal, staged, then), self._weights, missing)
         run.finish("pass 2: scores", tasks)
         return [Receipt.from_record(journal.read("receipts", block.start)) for block in self.blocks]
+
+    def _intact(self, staged: Staged, report: Reporter, journal: Journal) -> set[int]:
+        """First rows of the blocks that have a receipt and are as it says; the workers look at them."""
+        found = staged.complete(journal.done("receipts"))
+        blocks = [block for block in self.blocks if block.start in found]
+        if not blocks:
+            return set()
+        name, run = self.sketch.run, Run(self.sketch.run, self.rows, blocks, self.executor, report)
+        tasks = (task("check-rows", name, b.index, partial(_is_intact, journal, staged, b.start)) for b in blocks)
+        intact = self.executor.values(run.collect("scores of the stopped run", tasks))
+        return {block.start for block, whole in zip(blocks, intact, strict=True) if whole}
 
     @cached_property
     def certificate(self) -> Certificate:
@@ -477,6 +488,15 @@ def _write_rows(
         digests={name: checksum(values) for name, values in written.items()},
         checksums=scored.checksums,
     )
+
+
+def _is_intact(journal: Journal, staged: Staged, start: int) -> bool:
+    """Whether a block that was written before the job was stopped is what its receipt says."""
+    digests = journal.read("receipts", start)["digests"]
+    try:
+        return {name: checksum(values) for name, values in staged.read(start).items()} == digests
+    except Exception:  # codecs and stores raise errors of many kinds
+        return False
 
 
 def _recorded(

@@ -288,9 +288,32 @@ def test_score_to_zarr__scores_a_block_again_whose_chunk_is_gone(tmp_path, monke
     chunks = sorted(path for path in (staged / "scores" / "c").iterdir())
     chunks[0].unlink()
     chunks[1].write_bytes(b"")
+    flip(chunks[2])
     score(X, tmp_path / "out.zarr")
     assert contents(tmp_path / "out.zarr") == contents(tmp_path / "reference.zarr")
     assert outputs.verify(tmp_path / "out.zarr") == []
+
+
+def test_exchange__that_was_stopped_is_finished_by_whoever_comes_next(tmp_path, monkeypatch):
+    X = as_zarr(data(), (50, 3), str(tmp_path / "X"))
+    score(X, tmp_path / "out.zarr")
+    writes = writes_of(monkeypatch, X, tmp_path / "new.zarr", random_state=1)
+    decided = next(place for place, name in enumerate(writes) if name.endswith("/publish"))
+    stopped(monkeypatch, decided, False, X, tmp_path / "out.zarr", random_state=1, overwrite=True)
+    with pytest.raises(OutputExists, match="scores with another options"):
+        score(X, tmp_path / "out.zarr")
+    assert contents(tmp_path / "out.zarr") == contents(tmp_path / "new.zarr")
+    assert outputs.verify(tmp_path / "out.zarr") == []
+
+
+def test_scores__whose_commit_record_is_gone_are_none(tmp_path):
+    X = as_zarr(data(), (50, 3), str(tmp_path / "X"))
+    score(X, tmp_path / "out.zarr")
+    shutil.rmtree(tmp_path / "out.zarr" / ".daskrr")
+    with pytest.raises(InvalidData, match="no commit record"):
+        daskrr.open_scores(tmp_path / "out.zarr")
+    with pytest.raises(InvalidData, match="no commit record"):
+        daskrr.top_rows(tmp_path / "out.zarr")
 
 
 def test_landmarks__that_come_out_otherwise_are_noticed_and_the_job_starts_over(tmp_path, monkeypatch):

@@ -288,6 +288,10 @@ class Staged:
         """Have the chunks of the block from ``start`` reach the disk, so that a record of them does not come first."""
         self.place.settle(chunk_key(array, start) for array in self.arrays.values())
 
+    def read(self, start: int) -> dict[str, Any]:
+        """The block from ``start`` of every array."""
+        return {name: array[start : start + array.chunks[0]] for name, array in self.arrays.items()}
+
     def complete(self, starts: Iterable[int]) -> set[int]:
         """Those of the blocks whose chunks are all there, as far as names and sizes tell."""
         found: dict[str, tuple[int, str]] = {}

@@ -18,7 +18,7 @@ from daskrr.engine.opaque import seal
 from daskrr.engine.passes import Block, Run, Superblock, raise_poison, superblocks
 from daskrr.engine.progress import Stage
 from daskrr.engine.storage import checksum
-from daskrr.errors import InvalidData, PoisonBlock
+from daskrr.errors import CheckFailed, InvalidData, PoisonBlock
 from daskrr.numerics import reservoir
 from daskrr.numerics.gram import GramPart, Kept
 from daskrr.numerics.reservoir import Reservoir
@@ -273,7 +273,9 @@ def _write_base(journal: Journal, part: GramPart) -> int:
 def _read_base(journal: Journal, label: str, names: tuple[str, ...]) -> GramPart:
     found = journal.read_one(label)
     if found is None:
-        raise RuntimeError(f"record {label} was there and is gone: something else writes to this output.")
+        raise CheckFailed(
+            f"the record {label} of the published run is gone. Sum all rows again with --refresh always, or score anew."
+        )
     drawn = {name: found["drawn"][name] for name in names}
     return GramPart.from_record(found | {"drawn": drawn})
 
