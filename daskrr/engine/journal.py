@@ -52,6 +52,10 @@ class Journal:
             )
         return found
 
+    def has(self, label: str) -> bool:
+        """Whether something was recorded under a label alone."""
+        return bool(self.records.names(f"{self.prefix}/{label}"))
+
     def read_one(self, label: str) -> dict[str, Any] | None:
         """What was recorded under a label alone, if anything."""
         return self.records.read(f"{self.prefix}/{label}")

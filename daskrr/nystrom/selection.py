@@ -12,10 +12,12 @@ import zarr
 from dask.delayed import Delayed
 from numpy.typing import NDArray
 
+from daskrr.engine.journal import Journal
 from daskrr.engine.passes import Executor, Run, split, task
 from daskrr.engine.progress import Stage
 from daskrr.engine.rows import Rows, open_rows, pieces
-from daskrr.errors import InvalidData, InvalidParameter, check_count
+from daskrr.engine.storage import checksum
+from daskrr.errors import CheckFailed, InvalidData, InvalidParameter, check_count
 from daskrr.kernels import Kernel
 from daskrr.numerics.reservoir import Order, Reservoir
 from daskrr.numerics.reservoir import merge as merge_reservoirs
@@ -188,7 +190,31 @@ def _locate_in_block(
 
 
 def fetch_rows(run: Run, indices: NDArray[np.int64], name: str) -> Any:
-    """Handle of the rows ``indices`` (ascending) of X as one float64 array, assembled on a worker."""
+    """Handle of the rows ``indices`` (ascending) of X as one float64 array, assembled on a worker.
+
+    With a journal they are recorded, and need not be looked for in the input again.
+    """
+    if run.journal is None:
+        return _assemble_rows(run, indices, name)
+    label = f"{name}-{checksum(indices):08x}"
+    if not run.journal.has(label):
+        found = _assemble_rows(run, indices, name)
+        run.executor.settle([run.executor.apply(f"{name}-keep", partial(_keep_rows, run.journal, label), found)])
+    return run.executor.apply(f"{name}-kept", partial(_kept_rows, run.journal, label))
+
+
+def _keep_rows(journal: Journal, label: str, X: NDArray[np.float64]) -> None:
+    journal.write_one(label, {"rows": X})
+
+
+def _kept_rows(journal: Journal, label: str) -> NDArray[np.float64]:
+    found = journal.read_one(label)
+    if found is None:
+        raise CheckFailed(f"the record {label} is gone. What the job had finished is dropped; run it again.")
+    return found["rows"]
+
+
+def _assemble_rows(run: Run, indices: NDArray[np.int64], name: str) -> Any:
     rows = run.rows.anew(f"{name}-{run.name}")
     # Blocks may share a chunk; here each chunk is decoded once.
     blocks = split(rows.n_rows, max(rows.unit_rows, run.blocks[0].n_rows))
