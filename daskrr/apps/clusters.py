@@ -6,6 +6,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -67,11 +68,13 @@ def local_cluster(workers: int | None = None, memory_limit: str | int | None = N
 
 
 def dask_setup(worker: Any) -> None:
-    """Make a starting worker ignore the interrupt key; Dask calls this for preloaded modules.
+    """Make a starting worker ready, and have it ignore the interrupt key; Dask calls this for preloaded modules.
 
-    The key reaches every process of the terminal. The one that started the workers answers it by stopping them, and
-    they need not each print how they were interrupted.
+    What tasks import is imported before any is assigned: one that waits for imports on a worker that dies is blamed for
+    its death. The key reaches every process of the terminal. The one that started the workers answers it by stopping
+    them, and they need not each print how they were interrupted.
     """
+    import_module("daskrr.leverage")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
