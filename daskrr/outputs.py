@@ -16,6 +16,7 @@ from daskrr.engine.places import read_key
 from daskrr.engine.storage import RESULT_KEY, checksum
 from daskrr.errors import InvalidData
 from daskrr.jobstore import JobStore, open_published
+from daskrr.top import CERTIFIED
 
 
 def verify(path: str | os.PathLike) -> list[str]:
@@ -118,7 +119,8 @@ def open_scores(path: str | os.PathLike, allow_partial: bool = False) -> ScoreSt
         return _open_unfinished(store, store.unfinished[-1])
     group = open_published(path)
     about: Any = group.attrs[RESULT_KEY]
-    arrays = dict(group.arrays())
+    # By their names: a list of what is there is not taken at one moment, and others may take their place meanwhile.
+    arrays: Any = {name: group[name] for name in (*CERTIFIED, "residual") if name in group}
     return ScoreStore(arrays, dict(about), np.ones(about["n_rows"], bool) if allow_partial else None)
 
 

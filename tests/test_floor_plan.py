@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "samples": LIBRARY | {"result", "arguments", "jobstore"},
     "jobs": LIBRARY | {"result", "arguments", "fitting", "leverage", "identity", "jobstore"},
     "updating": LIBRARY | {"result", "arguments", "fitting", "growth", "leverage", "identity", "jobs", "jobstore"},
-    "outputs": LIBRARY | {"jobstore"},
+    "outputs": LIBRARY | {"top", "jobstore"},
     "scoring": LIBRARY | {"top", "arguments", "jobs", "jobstore"},
     "apps": LIBRARY
     | {"top", "result", "leverage", "outputs", "updating", "scoring", "samples", "regression", "synthetic", "plots"},
