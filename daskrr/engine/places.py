@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ from zarr.storage import LocalStore, MemoryStore, ObjectStore, StorePath
 from daskrr.engine.addresses import is_local, is_s3, locate, redact
 from daskrr.engine.bucket import connect, import_obstore
 from daskrr.engine.folder import sync_folder, write_file
+from daskrr.engine.patience import patiently
 from daskrr.errors import InvalidData, InvalidParameter
 
 METADATA = "zarr.json"
@@ -158,7 +160,8 @@ class BucketPlace:
             return
         self._drop(key for key in self._keys(target) if key.removeprefix(f"{target}/") not in new)
         for key in sorted(new):
-            self._library.copy(self._objects, f"{source}/{key}", f"{target}/{key}")
+            copy = partial(self._library.copy, self._objects, f"{source}/{key}", f"{target}/{key}")
+            patiently(copy, f"copy {key}")
 
     def delete(self, name: str) -> None:
         """Delete an object, or all below the name."""
@@ -166,7 +169,7 @@ class BucketPlace:
 
     def write(self, key: str, content: bytes) -> None:
         """Write an object."""
-        self._library.put(self._objects, key, content)
+        patiently(partial(self._library.put, self._objects, key, content), f"write {key}")
 
     def write_new(self, key: str, content: bytes) -> None:
         """Write an object; what would be there already is the same."""
@@ -174,7 +177,8 @@ class BucketPlace:
 
     def below(self, prefix: str) -> list[str]:
         """First parts of all keys below a prefix."""
-        found = self._library.list_with_delimiter(self._objects, prefix or None)
+        look = partial(self._library.list_with_delimiter, self._objects, prefix or None)
+        found = patiently(look, f"list {prefix or 'all'} of the bucket")
         keys = [*found["common_prefixes"], *(one["path"] for one in found["objects"])]
         return sorted(key.removeprefix(f"{prefix}/") for key in keys)
 
@@ -185,12 +189,12 @@ class BucketPlace:
         """An object that was written is there for good."""
 
     def _keys(self, prefix: str) -> list[str]:
-        return [one["path"] for batch in self._library.list(self._objects, prefix) for one in batch]
+        return list(patiently(partial(_listed, self._objects, prefix), f"list {prefix}"))
 
     def _drop(self, keys: Iterable[str]) -> None:
         doomed = list(keys)
         if doomed:
-            self._library.delete(self._objects, doomed)
+            patiently(partial(self._library.delete, self._objects, doomed), f"delete {doomed[0]} and others")
 
 
 def open_place(address: str | os.PathLike) -> Place:
@@ -235,9 +239,13 @@ def listing(store: Any, prefix: str) -> dict[str, tuple[int, str]] | None:
         found = {str(path.relative_to(root)): path.stat() for path in (root / prefix).rglob("*") if path.is_file()}
         return {key: (about.st_size, str(about.st_mtime_ns)) for key, about in found.items()}
     if isinstance(store, ObjectStore):
-        batches = import_obstore().list(store.store, prefix or None)
-        return {one["path"]: (one["size"], str(one["e_tag"])) for batch in batches for one in batch}
+        return patiently(partial(_listed, store.store, prefix), f"list {prefix or 'all'} of the bucket")
     return None
+
+
+def _listed(objects: Any, prefix: str) -> dict[str, tuple[int, str]]:
+    batches = import_obstore().list(objects, prefix or None)
+    return {one["path"]: (one["size"], str(one["e_tag"])) for batch in batches for one in batch}
 
 
 def blueprint(

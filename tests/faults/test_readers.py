@@ -3,6 +3,7 @@
 import contextlib
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,14 @@ def watching(output: Path) -> Iterator[list[Watcher]]:
             one.join(GENEROUS)
 
 
+def all_have_seen(watchers: list[Watcher], count: int) -> None:
+    """Wait until every reader has read so many results."""
+    deadline = time.monotonic() + GENEROUS
+    while min(len(one.seen) for one in watchers) < count:
+        assert time.monotonic() < deadline, [len(one.seen) for one in watchers]
+        time.sleep(0.01)
+
+
 def score_seed(points: Path, output: Path, seed: int) -> None:
     score_here(points, output, random_state=seed, overwrite=seed != 0)
 
@@ -168,9 +177,11 @@ def test_readers__see_nothing_before_the_commit_and_old_or_new_arrays_after_it(t
             process.join(GENEROUS)
             assert process.exitcode == 0
         assert all(one.refused for one in watchers)
+        all_have_seen(watchers, 1)
         with running(score_seed, points, output, 1) as process:
             process.join(GENEROUS)
             assert process.exitcode == 0
+        all_have_seen(watchers, 2)
     for one in watchers:
         found = [{name: seen[name] == of[name] for name in seen} for seen, _ in one.seen for of in whole]
         print(f"{one.read.__name__}: {one.refused} refused, {one.disturbed} during the exchange")
