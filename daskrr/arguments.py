@@ -66,7 +66,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Job:
-    """Checked arguments of a run; ``looks`` is how many certificates were looked at before it was decided on."""
+    """Checked arguments of a run.
+
+    ``looks`` is how often a certificate was looked at before, to decide whether to draw landmarks anew: what may fail
+    is shared by that many runs more, whichever of them comes to be published.
+    """
 
     name: str
     rows: Rows

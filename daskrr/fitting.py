@@ -41,6 +41,11 @@ class Pace:
     n_rounds: int = 1
 
     @property
+    def label(self) -> str:
+        """What its sums are recorded under."""
+        return f"fit-{self.round}"
+
+    @property
     def title(self) -> str:
         """What the progress bar says."""
         return "pass 1: gram" if self.n_rounds == 1 else f"round {self.round + 1} of at most {self.n_rounds}: gram"
@@ -61,7 +66,7 @@ def fit(
         draws |= landmark_draw(seed, pace.round + 1, following, larger, run.rows.n_rows)
     keep_landmarks(run, f"landmarks-{pace.round}", chosen.landmarks)
     run = _with_base(run, sketch, pace)
-    first = first_pass(run, sketch, draws, title=pace.title, label=f"fit-{pace.round}")
+    first = first_pass(run, sketch, draws, title=pace.title, label=pace.label)
     mean = first.totals.diagonal / sketch.n_rows
     share = check_resolution(sketch.kernel_error, mean, settings.smallest, sketch.rank, settings.dtype)
     parameters = {

@@ -27,7 +27,7 @@ def grow_until_tight(job: Job, run: Run, settings: Settings, target: Target) -> 
     """Add landmarks by residual until every interval is tight enough; each round pays its share of the probability."""
     most, n_rounds = target.sizes[-1], len(target.sizes)
     chosen, size = first_landmarks(run, settings, target.sizes[0], job.scheme.seed, replacement=False), target.sizes[0]
-    pace = Pace(0, 0, job.failure_probability / (n_rounds + job.looks), job.scheme.audit_rows, n_rounds)
+    pace = Pace(0, 0, job.failure_probability / (n_rounds * (1 + job.looks)), job.scheme.audit_rows, n_rounds)
     history: list[dict[str, Any]] = []
     while True:
         pace = replace(pace, following=_larger(size, FAST_GROWTH, most) - size)

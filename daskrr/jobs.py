@@ -26,6 +26,7 @@ from daskrr.errors import (
     InvalidData,
     InvalidParameter,
     KernelNotPositive,
+    LeaseLost,
     OutputExists,
     RidgeTooSmall,
     SourceChanged,
@@ -129,7 +130,9 @@ def at_work(store: JobStore, wait: bool) -> Iterator[Lease]:
                 store.finish_publishing(generation, lease.check)
             yield lease
         finally:
-            store.clear()
+            with suppress(LeaseLost):
+                lease.check()
+                store.clear()
 
 
 def begin(store: JobStore, lease: Lease, wanted: dict[str, Any], job: Job, kind: str) -> tuple[str, int]:
@@ -179,7 +182,10 @@ def unfinished(store: JobStore, wanted: dict[str, Any], kind: str) -> str | None
 
 @dataclass(frozen=True)
 class Work:
-    """A job under way; as a context manager, it forgets a job that will fail again, and keeps any other."""
+    """A job under way; as a context manager, it forgets a job that will fail again, and keeps any other.
+
+    ``looks`` is how many certificates have had a say in which landmarks it has; see :class:`daskrr.arguments.Job`.
+    """
 
     store: JobStore
     generation: str
@@ -187,6 +193,7 @@ class Work:
     wanted: dict[str, Any]
     seed: int
     told: Reporter
+    looks: int = 0
 
     @property
     def journal(self) -> Journal:
@@ -238,6 +245,7 @@ class Work:
             "generation": generation,
             "parameters": self.wanted,
             "seed": self.seed,
+            "looks": self.looks,
             "summary": json.loads(json.dumps(summary)),
             "block_rows": result.plan.block_rows,
             "digests": digests,

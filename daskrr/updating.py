@@ -234,16 +234,30 @@ class Update:
             certify=summary["parameters"]["certify"], block_rows=self.known["block_rows"],
         )  # fmt: skip
         job = self._prepared(summary["parameters"]["kernel"], None, given)
-        return replace(job, target=self._original().target) if "tolerance" in summary else job
+        if "tolerance" not in summary:
+            return job
+        return replace(job, target=self._original().target, looks=self._looks)
+
+    @property
+    def _looks(self) -> int:
+        """How many certificates have had a say by now; only those of a tolerance have."""
+        return self.known["looks"] + ("tolerance" in self.known["summary"])
 
     def _earlier(self, job: Job, base: dict[str, Any]) -> Earlier | None:
-        if self.known["summary"]["versions"] != versions() or job.plan.block_rows != self.known["block_rows"]:
-            log.warning("library versions or chunks are not those of the published run: all rows are summed again")
+        """What the published run has left, if this one rounds and cuts the rows as it did."""
+        job.executor.check(job.rows)
+        summary = self.known["summary"]
+        before = (summary["versions"], summary["workers"]["processors"], self.known["block_rows"])
+        if before != (versions(), job.executor.workers["processors"], job.plan.block_rows):
+            log.warning(
+                "library versions, processors or chunks are not those of the published run: all rows are summed again"
+            )
             return None
         residual = zarr.open_array(self.store.place.store, path="residual", mode="r")
         return Earlier(
-            self.store.journal(self.known["generation"]), base["pivots"], base["superblocks"], base["blocks"], residual,
-            self.known["digests"]["residual"], unpacked(self.known["checksums"]),
+            self.store.journal(self.known["generation"]), self._pace(job, base).label, base["pivots"],
+            base["superblocks"], base["blocks"], residual, self.known["digests"]["residual"],
+            unpacked(self.known["checksums"]),
         )  # fmt: skip
 
     def _keep(self, lease: Lease, report: Reporter, may_refresh: bool) -> dict[str, Any] | tuple[str, Coverage]:
@@ -252,7 +266,7 @@ class Update:
         job = self._kept_job(base)
         earlier = self._earlier(job, base)
         generation, seed = begin(self.store, lease, self.wanted, job, "update")
-        with Work(self.store, generation, lease, self.wanted, seed, report) as work:
+        with Work(self.store, generation, lease, self.wanted, seed, report, job.looks) as work:
             result = score_job(job, work.report, work.journal, earlier, self._pace(job, base))
             coverage = self._coverage(result)
             reason = self._why_refresh(job, result, coverage, work.report) if may_refresh else ""
@@ -263,8 +277,8 @@ class Update:
             return work.publish(result, self.n_before, partial(self._drift, "", summed, coverage))
 
     def _pace(self, job: Job, base: dict[str, Any]) -> Pace:
-        """That of the published run; a tolerance may have it look at one certificate more."""
-        share = 1 if job.target is None else len(job.target.sizes) + 1
+        """That of the published run, which any of its rounds may have been; see :func:`grow_until_tight`."""
+        share = 1 if job.target is None else len(job.target.sizes) * (1 + job.looks)
         return Pace(base["round"], 0, job.failure_probability / share, base["audit_rows"])
 
     def _summed(self, job: Job, earlier: Earlier) -> int:
@@ -293,9 +307,9 @@ class Update:
 
     def _refresh(self, lease: Lease, report: Reporter, reason: str, coverage: Coverage | None) -> dict[str, Any]:
         """Run the job anew over all rows."""
-        job = replace(self._original(), looks=1)
+        job = replace(self._original(), looks=self._looks)
         generation, seed = begin(self.store, lease, self.wanted, job, "refresh")
-        with Work(self.store, generation, lease, self.wanted, seed, report) as work:
+        with Work(self.store, generation, lease, self.wanted, seed, report, job.looks) as work:
             result = score_job(job, work.report, work.journal)
             return work.publish(result, self.n_before, partial(self._drift, reason, self.rows.n_rows, coverage))
 

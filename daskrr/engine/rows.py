@@ -152,7 +152,7 @@ def _open_zarr(path: str) -> zarr.Array:
         raise
     except Exception as error:  # stores raise errors of many kinds
         raise SourceUnreachable(
-            f"cannot open the Zarr array at {redact(path)}: {type(error).__name__}: {redact(str(error))}. "
+            f"cannot open the Zarr array at {redact(path)}: {type(error).__name__}: {redact(str(error), path)}. "
             "Check that its store is up and the credentials are right."
         ) from None
     if isinstance(found, zarr.Group):

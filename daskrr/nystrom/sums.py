@@ -24,8 +24,6 @@ from daskrr.numerics.gram import GramPart, Kept
 from daskrr.numerics.reservoir import Reservoir
 from daskrr.nystrom.sketch import kept_of
 
-# Of the whole superblocks, and of the whole blocks after them; see Earlier.
-WHOLE, REST = "base-whole", "base-rest"
 # Sums of superblocks that one task adds.
 ADDENDS = 4
 
@@ -36,7 +34,7 @@ class Earlier:
 
     Attributes
     ----------
-    journal
+    journal, label
         Where the sums are.
     pivots
         Rows of the landmarks whose factor the sums belong to.
@@ -47,6 +45,7 @@ class Earlier:
     """
 
     journal: Journal
+    label: str
     pivots: NDArray[np.int64]
     superblocks: int
     blocks: int
@@ -174,9 +173,10 @@ class Sums:
     def _sum_of(self, group: Superblock) -> "SuperblockSum":
         ahead = self._n_ahead(group)
         before = [] if self.earlier is None else self.earlier.references(group.blocks[:ahead])
-        source = None if self.earlier is None or not ahead else self.earlier.journal
         rest = group.n_whole if self.keeps and not group.is_whole else 0
-        return SuperblockSum(self.journal, self.label, group.index, len(group.blocks), before, source, rest, self.names)
+        return SuperblockSum(
+            self.journal, self.label, group.index, len(group.blocks), before, self.earlier, rest, self.names
+        )
 
     def _finish(self) -> None:
         """Wait until what was added is recorded, and forget its parts."""
@@ -190,13 +190,13 @@ class Sums:
         apply = self.run.executor.apply
         total: list[Any] = []
         if self.earlier is not None and self.earlier.superblocks:
-            total = [apply("read-sums", partial(_read_base, self.earlier.journal, WHOLE, self.names))]
+            total = [apply("read-sums", partial(_read_base, self.earlier, _whole, self.names))]
         whole = [group.index for group in groups if group.is_whole]
         for start in range(0, len(whole), ADDENDS):
             add = partial(_add_recorded, self.journal, self.label, whole[start : start + ADDENDS])
             total = [apply("add-sums", add, *total)]
         if total and self.keeps:
-            self.run.executor.settle([apply("write-sums", partial(_write_base, self.journal), *total)])
+            self.run.executor.settle([apply("write-sums", partial(_write_base, self.journal, self.label), *total)])
         rest = [group.index for group in groups if not group.is_whole]
         return apply("add-sums", partial(_add_recorded, self.journal, self.label, rest), *total)
 
@@ -216,8 +216,8 @@ class SuperblockSum:
 
     Attributes
     ----------
-    before, source
-        References to what is kept of the first blocks, and where their sum is, if an earlier run has them.
+    before, earlier
+        References to what is kept of the first blocks, and the earlier run that has their sum, if there is one.
     rest
         How many blocks, if any, a later run with more rows will go on from.
     """
@@ -227,15 +227,16 @@ class SuperblockSum:
     group: int
     count: int
     before: Sequence[bytes]
-    source: Journal | None
+    earlier: Earlier | None
     rest: int
     names: tuple[str, ...]
 
     def __call__(self) -> None:
         """Do so; the sums tell that all is there."""
         kept = [vars(kept_of(one)) for one in self.before]
-        total = [] if self.source is None else [_read_base(self.source, REST, self.names)]
-        if self.before:
+        total: list[GramPart] = []
+        if self.before and self.earlier is not None:
+            total = [_read_base(self.earlier, _rest, self.names)]
             self._note(total, len(self.before))
         for number in range(len(self.before), self.count):
             record = self.journal.read(_parts(self.label, self.group), number)
@@ -247,7 +248,17 @@ class SuperblockSum:
 
     def _note(self, total: list[GramPart], count: int) -> None:
         if count == self.rest:
-            self.journal.write_one(REST, total[0].to_record())
+            self.journal.write_one(_rest(self.label), total[0].to_record())
+
+
+def _whole(label: str) -> str:
+    """Name of the sum of all whole superblocks."""
+    return f"base-{label}-whole"
+
+
+def _rest(label: str) -> str:
+    """Name of the sum of the whole blocks after those."""
+    return f"base-{label}-rest"
 
 
 def _parts(label: str, group: int) -> str:
@@ -266,15 +277,16 @@ def _add_recorded(journal: Journal, label: str, groups: Sequence[int], *total: G
     return total[0]
 
 
-def _write_base(journal: Journal, part: GramPart) -> int:
-    return journal.write_one(WHOLE, part.to_record())
+def _write_base(journal: Journal, label: str, part: GramPart) -> int:
+    return journal.write_one(_whole(label), part.to_record())
 
 
-def _read_base(journal: Journal, label: str, names: tuple[str, ...]) -> GramPart:
-    found = journal.read_one(label)
+def _read_base(earlier: Earlier, name: Callable[[str], str], names: tuple[str, ...]) -> GramPart:
+    found = earlier.journal.read_one(name(earlier.label))
     if found is None:
         raise CheckFailed(
-            f"the record {label} of the published run is gone. Sum all rows again with --refresh always, or score anew."
+            f"the record {name(earlier.label)} of the published run is gone. "
+            "Sum all rows again with --refresh always, or score anew."
         )
     drawn = {name: found["drawn"][name] for name in names}
     return GramPart.from_record(found | {"drawn": drawn})
