@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import dask
 import pytest
 from distributed import Client, LocalCluster
 
@@ -24,6 +25,14 @@ from werkzeug.serving import run_simple
 application = DomainDispatcherApplication(create_backend_app)
 run_simple("127.0.0.1", int(sys.argv[1]), application, request_handler=MotoRequestHandler)
 """
+
+
+@pytest.fixture(autouse=True)
+def _scheduler_is_left_as_found() -> Iterator[None]:
+    """A default client that is not closed in order would have later tests ask for a scheduler that is gone."""
+    before = dask.config.get("scheduler", None)
+    yield
+    assert dask.config.get("scheduler", None) == before
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,12 @@ def threads():
     """An executor whose one worker is a thread of this process, and has no nanny."""
     END.clear()
     options = {"processes": False, "dashboard_address": None, "silence_logs": logging.CRITICAL}
-    with LocalCluster(n_workers=1, threads_per_worker=1, **options) as own, Client(own) as client:
+    # Not the default client: closed by a test, it would stay that of the process.
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, **options) as own,
+        Client(own, set_as_default=False) as client,
+        client.as_current(),
+    ):
         yield ClusterExecutor(client, "run")
         END.set()
 
