@@ -37,7 +37,8 @@ from daskrr.fitting import versions
 from daskrr.identity import difference, fingerprint, has_grown, is_same, parameters_of
 from daskrr.jobstore import BASE, JobStore
 from daskrr.leverage import score_job
-from daskrr.result import LeverageResult, sum_counts
+from daskrr.receipts import sum_counts
+from daskrr.result import LeverageResult
 
 log = logging.getLogger("daskrr")
 

@@ -20,7 +20,7 @@ from daskrr.engine.places import Staged
 from daskrr.engine.plan import Plan
 from daskrr.engine.progress import Reporter, reporter
 from daskrr.engine.rows import Rows
-from daskrr.engine.storage import OutputStore, checksum, write_block
+from daskrr.engine.storage import OutputStore
 from daskrr.errors import CheckFailed, InvalidParameter
 from daskrr.numerics import histogram
 from daskrr.numerics.gram import Totals
@@ -30,19 +30,13 @@ from daskrr.nystrom.audit import Audit
 from daskrr.nystrom.certificates import Certificate, Goal, Widths, dimension_bounds, summarize, widths_of
 from daskrr.nystrom.pass1 import FirstPass
 from daskrr.nystrom.sketch import NystromSketch, Reading, html_table, kept_of, score_new_rows
+from daskrr.receipts import Receipt, is_intact, sum_counts, top_of_block, write_for_good, write_rows
 from daskrr.top import CERTIFIED, PLAIN, TopRows, check_top, merge_top, not_certified
 
 # Least relative difference between the sum of the scores and the effective dimension that is reported as a failure.
 SUM_TOLERANCE = {"float64": 1e-9, "float32": 1e-3}
 # Of the quantiles that are told of the scores at the smallest ridge.
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
-
-
-def _top_of_block(k: int, by: str, column: int, scored: ScoredRows, start: int) -> TopRows:
-    rows = np.arange(start, start + len(scored.estimate))
-    names = PLAIN if scored.interval is None else CERTIFIED
-    columns = {name: getattr(scored, name)[:, column] for name in names}
-    return merge_top([TopRows(rows, **columns, residual=scored.facts.residual, by=by)], k)
 
 
 @dataclass(frozen=True)
@@ -58,45 +52,6 @@ class Proof:
     goal: Goal
     chances: str | Sequence[Any] | None
     chance_total: float
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """What was written of one block.
-
-    Attributes
-    ----------
-    sums
-        (L,) of the scores.
-    top, widths
-        Its highest rows, and how wide the intervals are.
-    counts
-        (2, classes) how many scores are how large, of rows before a given one and of the others.
-    digests, checksums
-        A checksum of every array written, and of every chunk of the input.
-    """
-
-    sums: list[float]
-    top: TopRows
-    widths: Widths | None
-    counts: NDArray[np.int64]
-    digests: dict[str, int]
-    checksums: NDArray[np.uint32] | None
-
-    def to_record(self) -> dict[str, Any]:
-        """As numbers and arrays."""
-        return vars(self) | {"top": vars(self.top), "widths": None if self.widths is None else vars(self.widths)}
-
-    @classmethod
-    def from_record(cls, record: dict[str, Any]) -> "Receipt":
-        """What :meth:`to_record` made."""
-        widths = None if record["widths"] is None else Widths(**record["widths"])
-        return cls(**record | {"top": TopRows(**record["top"]), "widths": widths})
-
-
-def sum_counts(receipts: Sequence[Receipt]) -> NDArray[np.int64]:
-    """How many scores are how large, of all blocks."""
-    return np.sum([one.counts for one in receipts], axis=0)
 
 
 class LeverageResult:
@@ -245,7 +200,7 @@ class LeverageResult:
         known = self._intact(staged, report, journal)
         missing = [block for block in self.blocks if block.start not in known]
         run = Run(self.sketch.run, self.rows, missing, self.executor, report)
-        tasks = self.score_tasks("store", partial(_recorded, journal, staged, then), self._weights, missing)
+        tasks = self.score_tasks("store", partial(write_for_good, journal, staged, then), self._weights, missing)
         run.finish("pass 2: scores", tasks)
         return [Receipt.from_record(journal.read("receipts", block.start)) for block in self.blocks]
 
@@ -256,7 +211,7 @@ class LeverageResult:
         if not blocks:
             return set()
         name, run = self.sketch.run, Run(self.sketch.run, self.rows, blocks, self.executor, report)
-        tasks = (task("check-rows", name, b.index, partial(_is_intact, journal, staged, b.start)) for b in blocks)
+        tasks = (task("check-rows", name, b.index, partial(is_intact, journal, staged, b.start)) for b in blocks)
         intact = self.executor.values(run.collect("scores of the stopped run", tasks))
         return {block.start for block, whole in zip(blocks, intact, strict=True) if whole}
 
@@ -313,7 +268,7 @@ class LeverageResult:
         """
         check_top(k, by, self.certified)
         column = self.column(ridge)
-        tasks = self.score_tasks(f"top-{k}-{by}-{column}", partial(_top_of_block, k, by, column))
+        tasks = self.score_tasks(f"top-{k}-{by}-{column}", partial(top_of_block, k, by, column))
         handles = [handle for _, handle in self.executor.window(tasks, self.blocks)]
         return merge_top(self.executor.values(handles), k)
 
@@ -367,7 +322,7 @@ class LeverageResult:
 
     def _writer(self, arrays: dict[str, zarr.Array], since: int) -> Callable[..., Receipt]:
         measurer = self._measurer if self.certified else None
-        return partial(_write_rows, arrays, self.sketch.single, self.column(None), measurer, since)
+        return partial(write_rows, arrays, self.sketch.single, self.column(None), measurer, since)
 
     def _concluded(self, receipts: list[Receipt], began: float) -> dict[str, Any]:
         """Check what all blocks together have, and the summary."""
@@ -457,57 +412,3 @@ def _widths(
 ) -> Widths:
     """Measure one block; rows were drawn uniformly, by weights, or not at random."""
     return widths_of(scored, shifts, certainty, goal, uniform if weights is None else weights / total)
-
-
-def _write_rows(
-    arrays: dict[str, zarr.Array],
-    single: bool,
-    column: int,
-    measurer: Callable[..., Widths] | None,
-    since: int,
-    scored: ScoredRows,
-    start: int,
-    *weights: NDArray[np.float64],
-) -> Receipt:
-    """Write one block of results and say what was written."""
-    columns = {name: getattr(scored, name) for name in arrays if name != "residual"}
-    for name, values in columns.items():
-        if not (np.isfinite(values).all() and (values >= 0).all() and (values <= 1).all()):
-            raise CheckFailed(
-                f"{name} of a row in the block of rows from {start} is not within [0, 1]. Nothing was published."
-            )
-    written = {name: values[:, 0] if single else values for name, values in columns.items()}
-    written["residual"] = scored.facts.residual
-    write_block(arrays, written, start)
-    before, after = np.split(scored.scores[:, column], [min(max(since - start, 0), len(scored.scores))])
-    return Receipt(
-        sums=[math.fsum(values) for values in scored.scores.T],
-        top=_top_of_block(10, "estimate", column, scored, start),
-        widths=None if measurer is None else measurer(scored, start, *weights),
-        counts=np.array([histogram.count(before), histogram.count(after)]),
-        digests={name: checksum(values) for name, values in written.items()},
-        checksums=scored.checksums,
-    )
-
-
-def _is_intact(journal: Journal, staged: Staged, start: int) -> bool:
-    """Whether a block that was written before the job was stopped is what its receipt says."""
-    digests = journal.read("receipts", start)["digests"]
-    try:
-        return {name: checksum(values) for name, values in staged.read(start).items()} == digests
-    except Exception:  # codecs and stores raise errors of many kinds
-        return False
-
-
-def _recorded(
-    journal: Journal,
-    staged: Staged,
-    then: Callable[..., Receipt],
-    scored: ScoredRows,
-    start: int,
-    *more: Any,
-) -> None:
-    """Write a block for good, then record that it was written."""
-    receipt = then(scored, start, *more)
-    staged.settle(start)
-    journal.write("receipts", start, receipt.to_record())

@@ -16,7 +16,7 @@ from strategies import DTYPES, SOURCES, as_zarr, convert, score
 from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
-from daskrr.engine import patience
+from daskrr.engine import chunks, patience
 from daskrr.engine import rows as module
 from daskrr.engine.rows import check_reachable, open_rows, pieces, redact
 from daskrr.errors import DaskrrError, InvalidData, InvalidParameter, MissingChunks, SourceUnreachable
@@ -83,13 +83,13 @@ def test_unit_rows__is_what_is_decoded_at_once(make, unit):
 
 
 def test_unit_rows__of_a_huge_shard_is_its_inner_chunk(monkeypatch):
-    monkeypatch.setattr(module, "SHARD_BYTES", 100)
+    monkeypatch.setattr(chunks, "SHARD_BYTES", 100)
     assert open_rows(as_zarr(data(), (3, 3), shards=(9, 3))).unit_rows == 3
 
 
 @pytest.mark.parametrize(("limit", "heights"), [(1, [5, 5, 5, 5, 3]), (2 * 5 * 24, [10, 10, 3]), (10**6, [23])])
 def test_pieces__are_whole_chunks_within_a_limit(limit, heights, monkeypatch):
-    monkeypatch.setattr(module, "PIECE_BYTES", limit)
+    monkeypatch.setattr(chunks, "PIECE_BYTES", limit)
     rows = open_rows(as_zarr(data(), (5, 3)))
     found = read(rows)
     assert [len(piece) for piece in found] == heights

@@ -1,10 +1,14 @@
 """Scores of a growing input: pass 1 over the new rows alone, and landmarks drawn anew where they no longer do."""
 
 import itertools
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from strategies import as_zarr
 
 import daskrr
@@ -254,3 +258,35 @@ def test_histogram__knows_quantiles():
     assert (ratio < 1.07).all()
     assert histogram.count(np.array([0.0, 1.0])).sum() == 2
     assert histogram.quantiles(histogram.count(np.zeros(0)), [0.5]) is None
+
+
+@st.composite
+def growing(draw):
+    """Rows with duplicates and zeros among them, of some dtype, in chunks; how many there are first, and a block."""
+    n = draw(st.integers(30, 90))
+    rows = data(n, draw(st.integers(1, 4)), draw(st.integers(0, 99)), draw(st.sampled_from([0.0, 1e3])))
+    rows[draw(st.integers(0, n - 1)) :: draw(st.integers(2, 9))] = rows[0]
+    rows[:: draw(st.integers(5, 40))] = 0.0
+    dtype = draw(st.sampled_from(["float64", "float32", "int16"]))
+    first = draw(st.integers(15, n - 1))
+    return rows.astype(dtype), first, draw(st.integers(3, 40)), draw(st.sampled_from([None, 7, 16, 64]))
+
+
+@settings(deadline=None, max_examples=12)
+@given(growing(), st.sampled_from(["residual", "uniform", "diagonal"]), st.sampled_from([40, 150]))
+def test_update__has_the_bits_of_a_full_run_and_holds_the_exact_scores(growing, sampling, superblock_rows):
+    rows, first, chunk, block_rows = growing
+    options = {"sampling": sampling, "block_rows": block_rows}
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(passes, "SUPERBLOCK_ROWS", superblock_rows)
+        folder = Path(name)
+        X = stored(folder, rows[:first], chunk)
+        score(X, folder / "out.zarr", 10, **options)
+        append(X, rows[first:])
+        update(X, folder / "out.zarr", refresh="never")
+        score(X, folder / "anew.zarr", None, **options | {"sampling": landmarks_of(folder / "out.zarr")})
+        assert contents(folder / "out.zarr") == contents(folder / "anew.zarr")
+        exact = daskrr.exact.leverage_scores(rows.astype(float), KERNEL, 1e-2)
+        found = daskrr.open_scores(folder / "out.zarr")
+        assert (found["lower"][:] <= exact).all()
+        assert (exact <= found["upper"][:]).all()

@@ -9,7 +9,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import daskrr
-from daskrr.engine import passes
+from daskrr.engine import workers
 from daskrr.engine.passes import Block, ClusterExecutor, LocalExecutor, task
 from daskrr.engine.rows import NumpyRows
 from daskrr.errors import PoisonBlock, SourceUnreachable
@@ -101,11 +101,11 @@ def test_workers__tell_what_they_are(client):
 
 
 def test_workers__that_differ_are_reported(caplog):
-    one = passes.facts()
+    one = workers.facts()
     with caplog.at_level(logging.WARNING, "daskrr"):
-        passes._describe_workers([one, one])
+        workers.describe([one, one])
         assert not caplog.records
-        found = passes._describe_workers([one, one | {"processor": "abacus", "scipy": "0.1"}])
+        found = workers.describe([one, one | {"processor": "abacus", "scipy": "0.1"}])
     assert found["processors"] == sorted(["abacus", one["processor"]])
     assert "differ in their processor" in caplog.text
     assert "differ in their scipy" in caplog.text

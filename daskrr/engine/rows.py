@@ -5,12 +5,10 @@ a block: a small object that becomes the block's rows on the worker (see :func:`
 """
 
 import dataclasses
-import itertools
 import math
 import os
 import uuid
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import dask.array as da
@@ -21,20 +19,13 @@ from dask._task_spec import convert_legacy_graph  # not public; tests hold it
 from dask.delayed import Delayed, delayed
 from dask.highlevelgraph import HighLevelGraph
 from numpy.typing import NDArray
-from zarr.core.sync import sync
-from zarr.storage import LocalStore, MemoryStore
+from zarr.storage import MemoryStore
 
 from daskrr.engine.addresses import locate, redact
+from daskrr.engine.chunks import ZarrBlock, absolute, open_zarr, piece_rows, refuse_missing_chunks, unit_rows
 from daskrr.engine.opaque import call_sealed, seal, unseal
 from daskrr.engine.patience import patiently
-from daskrr.engine.places import zarr_store
-from daskrr.errors import DaskrrError, InvalidData, InvalidParameter, MissingChunks, SourceUnreachable, UnreadableData
-
-# A decoded piece is one chunk, or as many small ones as fit in this.
-PIECE_BYTES = 16 * 2**20
-
-# A shard is read whole up to this size; beyond it, by its inner chunks.
-SHARD_BYTES = 64 * 2**20
+from daskrr.errors import InvalidData, InvalidParameter, SourceUnreachable
 
 
 class Rows:
@@ -108,7 +99,7 @@ def open_rows(X: Any, *, ndim: int | None = 2, missing_chunks: str = "refuse", n
     origin = ""
     if isinstance(X, (str, os.PathLike)):
         origin = locate(X)
-        X = _open_zarr(origin)
+        X = open_zarr(origin)
     if isinstance(X, zarr.Array):
         _check_array(X.shape, X.dtype, ndim, name)
         return ZarrRows(X, missing_chunks == "refuse", origin)
@@ -139,28 +130,6 @@ def _check_array(shape: tuple[int, ...], dtype: Any, ndim: int | None, name: str
 def has_no_path(origin: str) -> bool:
     """Whether :attr:`Rows.origin` tells of an array in memory, which cannot be opened again."""
     return origin.startswith(("NumPy array", "Dask array"))
-
-
-def _open_zarr(path: str) -> zarr.Array:
-    try:
-        found = zarr.open(zarr_store(path), mode="r")
-    except (FileNotFoundError, ValueError, KeyError, NotADirectoryError) as error:
-        raise InvalidData(
-            f"there is no readable Zarr array at {redact(path)}: {type(error).__name__}: {redact(str(error), path)}"
-        ) from None
-    except DaskrrError:
-        raise
-    except Exception as error:  # stores raise errors of many kinds
-        raise SourceUnreachable(
-            f"cannot open the Zarr array at {redact(path)}: {type(error).__name__}: {redact(str(error), path)}. "
-            "Check that its store is up and the credentials are right."
-        ) from None
-    if isinstance(found, zarr.Group):
-        raise InvalidData(
-            f"{redact(path)} is a Zarr group, not an array; name one of its arrays, such as {redact(path)}/NAME "
-            f"with NAME one of {sorted(found.array_keys())}."
-        )
-    return found
 
 
 class NumpyRows(Rows):
@@ -252,15 +221,14 @@ class ZarrRows(Rows):
     """A Zarr array on storage that every worker can reach."""
 
     def __init__(self, array: zarr.Array, refuse_missing: bool, origin: str) -> None:
-        self.array = _absolute(array)
+        self.array = absolute(array)
         self.refuse_missing = refuse_missing
         self.shape, self.dtype = array.shape, array.dtype
-        self.unit_rows = _unit_rows(array)
-        per_piece = max(1, PIECE_BYTES // (self.unit_rows * self.row_bytes))
-        self.piece_bytes = min(self.unit_rows * per_piece, self.n_rows) * self.row_bytes
+        self.unit_rows = unit_rows(array)
+        self.piece_bytes = min(piece_rows(array, self.unit_rows), self.n_rows) * self.row_bytes
         self.origin = redact(origin or str(self.array.store_path))
         if refuse_missing:
-            patiently(lambda: _refuse_missing_chunks(self.array, self.origin), f"find all chunks of {self.origin}")
+            patiently(lambda: refuse_missing_chunks(self.array, self.origin), f"find all chunks of {self.origin}")
 
     def source(self, start: int, stop: int) -> bytes:
         """The array's address and the rows, sealed."""
@@ -315,176 +283,6 @@ class JoinedBlock:
 
 def _joined(rows: Any, column: Any, scale: float) -> NDArray[np.float64]:
     return np.concatenate(list(JoinedBlock(rows, column, scale)))
-
-
-def _absolute(array: zarr.Array) -> zarr.Array:
-    """The same array with an absolute local path, since workers have their own working directory."""
-    store = array.store
-    if not isinstance(store, LocalStore) or Path(store.root).is_absolute():
-        return array
-    return zarr.open_array(LocalStore(Path(store.root).absolute(), read_only=True), path=array.path, mode="r")
-
-
-def _unit_rows(array: zarr.Array) -> int:
-    """Rows of a shard, of an inner chunk when shards are huge, or 1 for a grid that is not regular."""
-    try:
-        shards, chunks = array.shards, array.chunks
-    except NotImplementedError:
-        return 1
-    row_bytes = math.prod(array.shape[1:]) * array.dtype.itemsize
-    if shards is not None and shards[0] * row_bytes <= SHARD_BYTES:
-        return min(int(shards[0]), array.shape[0])
-    return min(int(chunks[0]), array.shape[0])
-
-
-def _stored_grid(array: zarr.Array) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Shape of one stored object and how many there are along each axis; None for a grid that is not regular."""
-    try:
-        unit = array.shards or array.chunks
-    except NotImplementedError:
-        return None
-    return tuple(unit), tuple(-(-size // step) for size, step in zip(array.shape, unit, strict=True))
-
-
-def _chunks_between(array: zarr.Array, start: int, stop: int) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-    """Place in the grid, and extent, of every stored object with some of the rows; none if the grid is not regular."""
-    grid = _stored_grid(array)
-    if grid is None:
-        return
-    unit, counts = grid
-    places = itertools.product(range(start // unit[0], -(-stop // unit[0])), *map(range, counts[1:]))
-    for place in places:
-        lows = [number * step for number, step in zip(place, unit, strict=True)]
-        highs = [min(low + step, size) for low, step, size in zip(lows, unit, array.shape, strict=True)]
-        yield place, tuple(map(slice, lows, highs))
-
-
-def _refuse_missing_chunks(array: zarr.Array, origin: str) -> None:
-    """List the store once: a chunk or shard that was never written would be read as fill values."""
-    grid = _stored_grid(array)
-    if grid is None:
-        return
-    unit, counts = grid
-    stored = _stored_keys(array)
-    expected = ((place, array.metadata.encode_chunk_key(place)) for place in itertools.product(*map(range, counts)))
-    missing = [(place, key) for place, key in expected if key not in stored]
-    if missing:
-        place, key = missing[0]
-        first = place[0] * unit[0]
-        raise _missing_error(
-            f"{len(missing)} of {math.prod(counts)} chunks of {origin} were never written; the first is {key!r} "
-            f"(rows {first}–{min(first + unit[0], array.shape[0]) - 1})"
-        )
-
-
-def _missing_error(found: str) -> MissingChunks:
-    return MissingChunks(
-        f"{found}. Zarr would read them as fill values. Complete the store; or, if its writer left out chunks that "
-        "hold only the fill value, pass missing_chunks='fill' (--missing-chunks fill)."
-    )
-
-
-def _stored_keys(array: zarr.Array) -> set[str]:
-    prefix = f"{array.path}/" if array.path else ""
-
-    async def collect() -> set[str]:
-        return {key async for key in array.store.list_prefix(prefix)}
-
-    return {key.removeprefix(prefix) for key in sync(collect())}
-
-
-@dataclasses.dataclass(frozen=True)
-class ZarrBlock:
-    """Rows ``start`` to ``stop`` of a Zarr array, decoded a few chunks at a time."""
-
-    array: zarr.Array
-    start: int
-    stop: int
-    unit_rows: int
-    refuse_missing: bool
-
-    def __iter__(self) -> Iterator[NDArray]:
-        row_bytes = math.prod(self.array.shape[1:]) * self.array.dtype.itemsize
-        step = self.unit_rows * max(1, PIECE_BYTES // (self.unit_rows * row_bytes))
-        for start in range(self.start, self.stop, step):
-            yield self._read(start, min(start + step, self.stop))
-
-    def _read(self, start: int, stop: int) -> NDArray:
-        what = f"read rows {start}–{stop - 1} of {redact(str(self.array.store_path))}"
-        try:
-            return patiently(lambda: self._read_once(start, stop), what)
-        except MissingChunks:
-            raise
-        except Exception as error:  # codecs and stores raise errors of many kinds
-            raise UnreadableData(
-                f"cannot read {self._unreadable(start, stop)}: {type(error).__name__}: {redact(str(error))}. "
-                "The chunk is damaged or unreachable."
-            ) from None
-
-    def _read_once(self, start: int, stop: int) -> NDArray:
-        piece = np.asarray(self.array[start:stop])
-        if self.refuse_missing:
-            self._check_written(piece, start)
-        return piece
-
-    def _unreadable(self, start: int, stop: int) -> str:
-        """The first chunk of some rows that cannot be read, or all of them, should that have passed."""
-        for place, (rows, *columns) in _chunks_between(self.array, start, stop):
-            try:
-                self.array[(rows, *columns)]
-            except Exception:
-                return self._named(rows.start, rows.stop - 1, [place])
-        return self.describe(start, stop - 1)
-
-    def describe(self, first: int, last: int) -> str:
-        """Rows and the names of their chunks, for messages."""
-        return self._named(first, last, [place for place, _ in _chunks_between(self.array, first, last + 1)])
-
-    def _named(self, first: int, last: int, places: list[tuple[int, ...]]) -> str:
-        keys = [repr(self.array.metadata.encode_chunk_key(place)) for place in places[:3]]
-        more = ", …" if len(places) > len(keys) else ""
-        chunks = f" (chunk {', '.join(keys)}{more})" if keys else ""
-        return f"rows {first}–{last} of {redact(str(self.array.store_path))}{chunks}"
-
-    def _check_written(self, piece: NDArray, start: int) -> None:
-        """Tell chunks of fill values from chunks that are not there: only the latter follow the fill value."""
-        suspects = list(_chunks_of_fill(self.array, piece, start))
-        if not suspects:
-            return
-        other = _with_other_fill(self.array)
-        for region in suspects:
-            # All of it, since a store may find this time what it did not find before.
-            if not _is_fill(other[region], self.array.fill_value):
-                raise _missing_error(
-                    f"the chunk with row {region[0].start} of {redact(str(self.array.store_path))} was never written"
-                )
-
-
-def _is_fill(value: Any, fill: Any) -> bool:
-    return bool(np.all(value == fill) or (np.all(value != value) and fill != fill))
-
-
-def _chunks_of_fill(array: zarr.Array, piece: NDArray, start: int) -> Iterator[tuple[slice, ...]]:
-    """Where (inner) chunks within ``piece``, whose first row is ``start``, hold fill values alone."""
-    try:
-        chunks = array.chunks
-    except NotImplementedError:
-        chunks = (1, *array.shape[1:])
-    starts = [range(start - start % chunks[0], start + len(piece), chunks[0])]
-    starts += [range(0, size, step) for size, step in zip(array.shape[1:], chunks[1:], strict=True)]
-    for corner in itertools.product(*starts):
-        rows = slice(max(corner[0], start), min(corner[0] + chunks[0], start + len(piece)))
-        rest = [slice(low, low + step) for low, step in zip(corner[1:], chunks[1:], strict=True)]
-        inside = piece[(slice(rows.start - start, rows.stop - start), *rest)]
-        if _is_fill(inside.flat[0], array.fill_value) and _is_fill(inside, array.fill_value):
-            yield (rows, *rest)
-
-
-def _with_other_fill(array: zarr.Array) -> zarr.Array:
-    """The same stored chunks behind another fill value."""
-    fill = np.zeros((), array.dtype) if array.fill_value else np.ones((), array.dtype)
-    metadata = dataclasses.replace(array.metadata, fill_value=fill.item())
-    return zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=array.store_path))
 
 
 def pieces(source: Any) -> Iterable[NDArray]:

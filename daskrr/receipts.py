@@ -1,0 +1,119 @@
+"""Blocks of scores as they are written: the check, the receipt, and what a stopped run has written well."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from daskrr.engine.journal import Journal
+from daskrr.engine.places import Staged
+from daskrr.engine.storage import checksum, write_block
+from daskrr.errors import CheckFailed
+from daskrr.numerics import histogram
+from daskrr.numerics.score import ScoredRows
+from daskrr.nystrom.certificates import Widths
+from daskrr.top import CERTIFIED, PLAIN, TopRows, merge_top
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What was written of one block.
+
+    Attributes
+    ----------
+    sums
+        (L,) of the scores.
+    top, widths
+        Its highest rows, and how wide the intervals are.
+    counts
+        (2, classes) how many scores are how large, of rows before a given one and of the others.
+    digests, checksums
+        A checksum of every array written, and of every chunk of the input.
+    """
+
+    sums: list[float]
+    top: TopRows
+    widths: Widths | None
+    counts: NDArray[np.int64]
+    digests: dict[str, int]
+    checksums: NDArray[np.uint32] | None
+
+    def to_record(self) -> dict[str, Any]:
+        """As numbers and arrays."""
+        return vars(self) | {"top": vars(self.top), "widths": None if self.widths is None else vars(self.widths)}
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> "Receipt":
+        """What :meth:`to_record` made."""
+        widths = None if record["widths"] is None else Widths(**record["widths"])
+        return cls(**record | {"top": TopRows(**record["top"]), "widths": widths})
+
+
+def sum_counts(receipts: Sequence[Receipt]) -> NDArray[np.int64]:
+    """How many scores are how large, of all blocks."""
+    return np.sum([one.counts for one in receipts], axis=0)
+
+
+def top_of_block(k: int, by: str, column: int, scored: ScoredRows, start: int) -> TopRows:
+    rows = np.arange(start, start + len(scored.estimate))
+    names = PLAIN if scored.interval is None else CERTIFIED
+    columns = {name: getattr(scored, name)[:, column] for name in names}
+    return merge_top([TopRows(rows, **columns, residual=scored.facts.residual, by=by)], k)
+
+
+def write_rows(
+    arrays: dict[str, zarr.Array],
+    single: bool,
+    column: int,
+    measurer: Callable[..., Widths] | None,
+    since: int,
+    scored: ScoredRows,
+    start: int,
+    *weights: NDArray[np.float64],
+) -> Receipt:
+    """Write one block of results and say what was written."""
+    columns = {name: getattr(scored, name) for name in arrays if name != "residual"}
+    for name, values in columns.items():
+        if not (np.isfinite(values).all() and (values >= 0).all() and (values <= 1).all()):
+            raise CheckFailed(
+                f"{name} of a row in the block of rows from {start} is not within [0, 1]. Nothing was published."
+            )
+    written = {name: values[:, 0] if single else values for name, values in columns.items()}
+    written["residual"] = scored.facts.residual
+    write_block(arrays, written, start)
+    before, after = np.split(scored.scores[:, column], [min(max(since - start, 0), len(scored.scores))])
+    return Receipt(
+        sums=[math.fsum(values) for values in scored.scores.T],
+        top=top_of_block(10, "estimate", column, scored, start),
+        widths=None if measurer is None else measurer(scored, start, *weights),
+        counts=np.array([histogram.count(before), histogram.count(after)]),
+        digests={name: checksum(values) for name, values in written.items()},
+        checksums=scored.checksums,
+    )
+
+
+def is_intact(journal: Journal, staged: Staged, start: int) -> bool:
+    """Whether a block that was written before the job was stopped is what its receipt says."""
+    digests = journal.read("receipts", start)["digests"]
+    try:
+        return {name: checksum(values) for name, values in staged.read(start).items()} == digests
+    except Exception:  # codecs and stores raise errors of many kinds
+        return False
+
+
+def write_for_good(
+    journal: Journal,
+    staged: Staged,
+    then: Callable[..., Receipt],
+    scored: ScoredRows,
+    start: int,
+    *more: Any,
+) -> None:
+    """Write a block for good, then record that it was written."""
+    receipt = then(scored, start, *more)
+    staged.settle(start)
+    journal.write("receipts", start, receipt.to_record())
