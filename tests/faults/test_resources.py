@@ -76,7 +76,7 @@ def test_full_disk__is_told_by_the_command_and_the_job_goes_on(disk: SmallDisk, 
     points = make_points(tmp_path / "points.zarr", n_rows=10_000)
     output = disk.path / "out.zarr"
     disk.resize("300k")
-    _, complaints = run(score_command(points, output), 1)
+    _, complaints = run(score_command(points, output), 3)
     assert_tells_what_to_do(complaints, output)
     assert "Traceback" not in complaints
     disk.resize("16m")
