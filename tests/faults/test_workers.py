@@ -152,6 +152,10 @@ class Counter(SchedulerPlugin):
     def of(self, name):
         return {key: times for key, times in list(self.ends.items()) if re.match(rf"{name}-[0-9a-f]{{32}}", str(key))}
 
+    @property
+    def done(self):
+        return sum(list(self.ends.values()))
+
     def again(self, name):
         """How many blocks ended more than once."""
         return sum(self.of(name).values()) - len(self.of(name))
@@ -196,14 +200,17 @@ def test_random_kills__for_a_minute_change_no_bit(points, reference, tmp_path):
     chance, kills, number = random.Random(0), 0, 0
     with counted_cluster() as (cluster, _, counter):
         deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline or kills < 5:
             number += 1
             output = tmp_path / f"{number}.zarr"
             with job(points, output, cluster.scheduler_address, seconds=0.1) as running:
-                while running.runs and time.monotonic() < deadline:
+                while running.runs and (time.monotonic() < deadline or kills < 5):
+                    before = counter.done
                     kills += kill_one(cluster, chance)
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         running.process.wait(chance.uniform(1, 4))
+                    # However slowly workers start here: nothing that is under way at every kill shall be blamed.
+                    wait_for(lambda before=before: counter.done > before + 2 or not running.runs)
                 running.ended()
             assert contents(output) == reference
     assert counter.left >= kills >= 5
