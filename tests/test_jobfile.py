@@ -251,7 +251,7 @@ class TestMistakes:
             (("seed = 0", "colour = 7"), "[scores] colour: there is no such key; there are ridge, landmarks,"),
             (("seed = 0", "[cluster]\nworkers = 0"), "[cluster] workers: 0 is not in the range"),
             (("seed = 0", '[cluster]\nmemory-limit = "plenty"'), "[cluster]: 'plenty' is not an amount of memory"),
-            (("seed = 0", '[cluster]\nscheduler = "tls://x:1"'), "[cluster]: tls://x:1 asks every client"),
+            (("seed = 0", '[cluster]\ncluster = "tls://x:1"'), "[cluster]: tls://x:1 asks every client"),
             (("seed = 0", '[cluster]\ntls-key = "key.pem"'), "[cluster]: certificates are for a scheduler"),
             (("seed = 0", "[scores.more]\na = 1"), "[scores.more]: there is no such key"),
             (("seed = 0", "[scores]"), "is not TOML"),
@@ -539,7 +539,7 @@ def process(*words):
 
 def test_run__ends_quickly_when_it_is_told_to_while_it_waits(folder):
     with hanging_up() as address, contextlib.ExitStack() as stack:
-        (folder / "job.toml").write_text(JOB + f'[cluster]\nscheduler = "{address}"\n[retries]\nwait = 3600\n')
+        (folder / "job.toml").write_text(JOB + f'[cluster]\ncluster = "{address}"\n[retries]\nwait = 3600\n')
         line = ("daskrr.apps.cli", "run", folder / "job.toml")
         jobs = [stack.enter_context(process(*line)) for _ in range(2)]
         for job, number, code, word in zip(
@@ -585,7 +585,7 @@ def test_run__goes_on_by_itself_when_a_killed_scheduler_is_back(tmp_path):
     write_points(tmp_path / "points.zarr", 20_000)
     port = free_port()
     text = JOB.replace("certify = true", "certify = true\nblock-rows = 500")
-    text += f'[cluster]\nscheduler = "tcp://127.0.0.1:{port}"\n[retries]\nattempts = 20\nwait = 0.5\n'
+    text += f'[cluster]\ncluster = "tcp://127.0.0.1:{port}"\n[retries]\nattempts = 20\nwait = 0.5\n'
     (tmp_path / "job.toml").write_text(text)
     lines = []
     with contextlib.ExitStack() as stack:

@@ -14,6 +14,7 @@ from daskrr.apps.interrupts import Terminated, sure_interrupts
 from daskrr.apps.options import (
     DEBUG,
     chosen_ridge_option,
+    cluster_option,
     cluster_options,
     debug_option,
     grouped,
@@ -232,7 +233,8 @@ def top(**options: Any) -> None:
 @click.option("--points", type=click.Path(), help="The rows that were scored; where they were then by default.")
 @chosen_ridge_option
 @seed_option
-@click.option("--scheduler", metavar="ADDRESS", help="Running Dask scheduler; this process by default.")
+@cluster_option("this process")
+@workers_option
 @tls_options
 @overwrite_option
 @json_option

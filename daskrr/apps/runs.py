@@ -105,8 +105,7 @@ def _task(job: JobFile, overwrite: bool) -> Task:
 
 def _plan(job: JobFile) -> Plan:
     """What the job costs at most; the mistakes that only show next to the input are found here."""
-    alone = job.cluster["scheduler"] is None
-    workers = (job.cluster["workers"] or clusters.CPU_COUNT) if alone else None
+    workers = job.cluster["workers"] or (clusters.CPU_COUNT if clusters.is_local(job.cluster["cluster"]) else None)
     try:
         made = make_plan(job.points, job.kernel, workers=workers, **job.arguments)
     except InvalidParameter as error:
