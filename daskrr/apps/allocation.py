@@ -21,6 +21,10 @@ from daskrr.apps.kinds import Order
 from daskrr.errors import SourceUnreachable
 
 _END_SECONDS = 15.0
+# The scheduler has little to do beside a worker, and needs no core of its own.
+_SRUN = ["--quiet", "--overcommit", "--cpu-bind=none"]
+# Failures come back as exceptions; the log would only repeat them, each with its traceback.
+_QUIET = {"DASK_LOGGING__DISTRIBUTED": "critical"}
 _ROLES = ("client", "scheduler", "worker")
 
 
@@ -31,8 +35,9 @@ def start(wanted: Order) -> Iterator[Client]:
         folder = Path(name).absolute()
         settings = {**wanted.settings, "security": _files(wanted.settings.get("security"), folder)}
         (folder / "settings.json").write_text(json.dumps(settings))
-        command = ["srun", "--overcommit", "--cpu-bind=none", f"--ntasks={wanted.maximum + 1}", *settings["srun"]]
-        members = subprocess.Popen([*command, sys.executable, "-m", __name__, str(folder)], stdout=sys.stderr)
+        command = ["srun", *_SRUN, f"--ntasks={wanted.maximum + 1}", *settings["srun"]]
+        command += [sys.executable, "-m", __name__, str(folder)]
+        members = subprocess.Popen(command, stdout=sys.stderr, env=os.environ | _QUIET)
         try:
             with _client(folder, settings["security"], members, wanted.seconds) as client:
                 yield client

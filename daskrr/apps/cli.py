@@ -175,6 +175,7 @@ def _show(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
 @click.option("--check", is_flag=True, help="Only tell what is wrong with JOB, or what it would do and cost.")
 @click.option("--schema", is_flag=True, is_eager=True, expose_value=False, callback=_show, help="Show all keys.")
 @click.option("--example", is_flag=True, is_eager=True, expose_value=False, callback=_show, help="Show a job file.")
+@cluster_options
 @wait_option
 @overwrite_option
 @json_option
@@ -185,9 +186,9 @@ def run(**options: Any) -> None:
 
     Scores an input that was not scored yet, goes on with a job that was stopped, brings scores up to date if rows were
     appended, and does nothing if nothing has changed, so that the same line can be run every night. Failures that may
-    pass are tried again. Relative paths in JOB start from its folder.
+    pass are tried again. Relative paths in JOB start from its folder. --cluster takes the place of the table [cluster].
     """
-    _module("runs").run(main.commands, **options)
+    _module("runs").run(main.commands, **grouped(options, "cluster"))
 
 
 @main.command()

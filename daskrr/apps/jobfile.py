@@ -74,8 +74,17 @@ class JobFile:
     retries: dict[str, Any]
 
 
-def read(path: Path, commands: Commands) -> JobFile:
+def read(path: Path, commands: Commands, cluster: Mapping[str, Any] | None = None) -> JobFile:
     """Read a job file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    commands
+        Whose options its keys are.
+    cluster
+        Options that win over those in the file; with another cluster, they take the place of its table.
 
     Raises
     ------
@@ -94,15 +103,22 @@ def read(path: Path, commands: Commands) -> JobFile:
     mistakes.made_by("input", refuse_file, places["input"])
     kernel = mistakes.made_by("[kernel]", make_kernel, options["kernel"])
     arguments = mistakes.made_by("[scores]", model_arguments, options["model"])
-    cluster = options["cluster"] | {"settings": settings.get(options["cluster"]["cluster"] or "local")}
-    mistakes.made_by("[cluster]", lambda: clusters.check(**cluster))
+    chosen = _chosen(options["cluster"], cluster or {})
+    chosen["settings"] = settings.get(chosen["cluster"] or "local")
+    mistakes.made_by("[cluster]", lambda: clusters.check(**chosen))
     mistakes.refuse()
     refresh = commands["update"].make_context("run", [*words["update"], *names]).params["refresh"]
     update = {"refresh": refresh, "allow_functions": options["kernel"]["allow_function"]}
     return JobFile(
-        path, places["input"], places["output"], kernel, arguments, cluster,
+        path, places["input"], places["output"], kernel, arguments, chosen,
         update, _RETRIES.make_context("run", words["retries"]).params,
     )  # fmt: skip
+
+
+def _chosen(of_file: Mapping[str, Any], of_line: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the cluster, whoever gave them."""
+    given = {name: value for name, value in of_line.items() if value not in (None, False)}
+    return {**of_line} if "cluster" in given else {**of_file, **given}
 
 
 def tables(commands: Commands) -> Tables:

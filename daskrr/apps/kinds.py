@@ -273,6 +273,7 @@ def _try_submission(cluster: Any) -> None:
         ["sbatch", "--test-only"], input=cluster.job_script(), capture_output=True, text=True, check=False
     )
     if answer.returncode:
-        raise InvalidParameter(
-            f"SLURM does not take such batch jobs: {answer.stderr.strip()}. Look at {_place('slurm')}"
-        )
+        found = answer.stderr.strip()
+        if "contact slurm controller" in found:
+            raise SourceUnreachable(f"SLURM does not answer: {found}")
+        raise InvalidParameter(f"SLURM does not take such batch jobs: {found}. Look at {_place('slurm')}")

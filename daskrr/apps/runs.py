@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,10 +39,19 @@ class Task:
     summary: dict[str, Any] | None = None
 
 
-def run(commands: Commands, path: str, check: bool, overwrite: bool, wait: bool, as_json: bool, quiet: bool) -> None:
+def run(
+    commands: Commands,
+    path: str,
+    check: bool,
+    cluster: Mapping[str, Any],
+    overwrite: bool,
+    wait: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     """Run ``daskrr run``."""
     with told(quiet):
-        job = read(Path(path), commands)
+        job = read(Path(path), commands, cluster)
         if check:
             emit(_outlook(job, overwrite, as_json), as_json, wording.outlook)
             return
