@@ -4,6 +4,7 @@ The same module is what srun starts, as often as there are tasks; each becomes w
 """
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -73,9 +74,21 @@ def _client(
     try:
         yield client
     finally:
-        with suppress(OSError):
+        with _silent("distributed.client"), suppress(OSError):
             client.shutdown()
-        client.close()
+            client.close()
+
+
+@contextmanager
+def _silent(name: str) -> Iterator[None]:
+    """Have a client not tell, with its traceback, that it lost the scheduler that it has just ended."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _address(file: Path, members: subprocess.Popen[Any], seconds: float) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from daskrr.apps import clusters
-from daskrr.apps.options import CLUSTERS, GROUPS, LengthScale, PathOr, grouped
+from daskrr.apps.options import CLUSTERS, GROUPS, Cluster, LengthScale, PathOr, grouped
 from daskrr.apps.parsing import make_kernel, model_arguments, refuse_file
 from daskrr.engine.addresses import redact
 from daskrr.errors import DaskrrError, InvalidParameter
@@ -293,6 +293,8 @@ def _kinds(option: click.Option) -> tuple[str, tuple[type, ...]]:
         return "a number", (int, float)
     if isinstance(kind, LengthScale):
         return "a number, a list of numbers, or a string", (int, float, list, str)
+    if isinstance(kind, Cluster):
+        return f"{', '.join(CLUSTERS)}, or an address", (str,)
     if isinstance(kind, click.Choice):
         return f"one of {', '.join(kind.choices)}", (int, float, str)
     if option.name == "kernel_spec":

@@ -208,6 +208,7 @@ def _prepare_gateway(settings: dict[str, Any], security: Security | None) -> str
     address = settings.get("address") or dask.config.get("gateway.address", None)
     if address is None:
         raise InvalidParameter(f"where is the gateway? Give its address in {_place('gateway')}, or as gateway.address")
+    settings |= settings.pop("cluster_options", {})
     plain = address.startswith("http://") and not on_loopback(address)
     return str(address) if plain else None
 

@@ -116,6 +116,14 @@ def queue(environment: dict[str, str]) -> list[str]:
     return output(["squeue", "--noheader", "--format=%j"], environment).split()
 
 
+def exit_codes(number: str, environment: dict[str, str]) -> list[str]:
+    """The exit codes of a batch job that has ended, or of all in an array; none before."""
+    found = output(["scontrol", "--oneliner", "show", "job", number], environment)
+    facts = [dict(word.partition("=")[::2] for word in line.split()) for line in found.splitlines()]
+    ended = all(one["JobState"] in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT") for one in facts)
+    return [one["ExitCode"].partition(":")[0] for one in facts] if ended else []
+
+
 def output(command: list[str], environment: dict[str, str]) -> str:
     """What a command prints."""
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)

@@ -43,7 +43,7 @@ def site(tmp_path_factory):
     job = (
         job.replace('"median"', "2").replace("landmarks = 300", "landmarks = 40").replace("minimum = 2", "minimum = 1")
     )
-    (folder / "job.toml").write_text(job.replace("worker_memory = 2", "worker_memory = 1"))
+    (folder / "job.toml").write_text(job.replace("worker_memory = 2", "worker_memory = 1") + "[retries]\nattempts = 1\n")
     environment = os.environ | {
         "GATEWAY_PASSWORD": "password of the test",
         "GATEWAY_ADDRESS": address,
@@ -138,7 +138,7 @@ def test_run__on_a_cluster_of_the_gateway(site):
 
 def test_run__stops_its_cluster_when_it_is_terminated(site):
     with daskrr_run(site, "--overwrite", "--quiet") as process:
-        until(clusters, site[0])
+        until(lambda: clusters() or process.poll() is not None, site[0])
         process.send_signal(signal.SIGTERM)
         _, complaints = process.communicate(timeout=GENEROUS)
     assert process.returncode == 143, complaints
