@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import shutil
 import socket
 import ssl
@@ -27,7 +26,7 @@ from daskrr.apps.cli import main
 from daskrr.errors import InvalidParameter, SourceUnreachable
 
 GENEROUS = 120
-INSTRUCTIONS = Path(__file__).parents[1] / "deploy" / "local" / "README.md"
+RECIPE = Path(__file__).parents[1] / "deploy" / "local" / "make-certificates.sh"
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(daskrr.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
 MODEL = [
     "--kernel",
@@ -62,12 +61,11 @@ def words(options):
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory):
-    """Certificates made as the instructions say, where that is possible."""
+    """Certificates made by the recipe for clusters by hand, where that is possible."""
     folder = tmp_path_factory.mktemp("ours")
     if shutil.which("openssl") is None:
         return certificates(folder / "tls")
-    (recipe,) = re.findall(r"^```sh\n(openssl .*?)^```$", INSTRUCTIONS.read_text(), flags=re.MULTILINE | re.DOTALL)
-    subprocess.run(["sh", "-ec", recipe], cwd=folder, capture_output=True, timeout=GENEROUS, check=True)
+    subprocess.run([RECIPE, folder], capture_output=True, timeout=GENEROUS, check=True)
     files = {"tls_ca_file": "ca.pem", "tls_cert": "cert.pem", "tls_key": "key.pem"}
     return {name: str(folder / file) for name, file in files.items()}
 
@@ -211,6 +209,16 @@ class TestEncrypted:
             context.load_cert_chain(files["tls_cert"], files["tls_key"])
         with socket.create_connection((host, port), GENEROUS) as raw, context.wrap_socket(raw) as stream:
             return stream.recv(1000)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_make_certificates__files_are_private_and_never_replaced(ours):
+    assert {os.stat(path).st_mode & 0o077 for path in ours.values()} == {0}
+    folder = Path(ours["tls_key"]).parent
+    again = subprocess.run([RECIPE, folder], capture_output=True, text=True, timeout=GENEROUS, check=False)
+    assert again.returncode == 1
+    assert "has certificates already; remove them first" in again.stderr
+    assert sorted(path.name for path in folder.iterdir()) == ["ca.pem", "cert.pem", "key.pem"]
 
 
 class TestMistakes:

@@ -25,7 +25,7 @@ _END_SECONDS = 15.0
 # The scheduler has little to do beside a worker, and needs no core of its own.
 _SRUN = ["--quiet", "--overcommit", "--cpu-bind=none"]
 # Failures come back as exceptions; the log would only repeat them, each with its traceback.
-_QUIET = {"DASK_LOGGING__DISTRIBUTED": "critical"}
+_QUIET = {"DASK_LOGGING": repr({"distributed": "critical", "distributed.client": "critical"})}
 _ROLES = ("client", "scheduler", "worker")
 
 

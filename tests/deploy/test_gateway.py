@@ -43,7 +43,9 @@ def site(tmp_path_factory):
     job = (
         job.replace('"median"', "2").replace("landmarks = 300", "landmarks = 40").replace("minimum = 2", "minimum = 1")
     )
-    (folder / "job.toml").write_text(job.replace("worker_memory = 2", "worker_memory = 1") + "[retries]\nattempts = 1\n")
+    (folder / "job.toml").write_text(
+        job.replace("worker_memory = 2", "worker_memory = 1") + "[retries]\nattempts = 1\n"
+    )
     environment = os.environ | {
         "GATEWAY_PASSWORD": "password of the test",
         "GATEWAY_ADDRESS": address,

@@ -159,10 +159,10 @@ def test_run__workers_without_daskrr_are_named_at_once(site):
 
 def test_one_shot__goes_on_after_its_time_was_over(site):
     """SLURM sends the signal by itself two minutes before the end; here it is asked to send it now."""
-    job = write_job(site, "once", block_rows=50)
+    job = write_job(site, "once", block_rows=100)
     first = submit(site, "--ntasks=2", "one-shot.sh", job)
     log = site[0] / f"daskrr-{first}.log"
-    slurm.until(lambda: log.exists() and "pass 1: gram, 400" in log.read_text(), "the first pass is not reached")
+    slurm.until(lambda: log.exists() and "pass 1: gram, 200" in log.read_text(), "the first pass is not reached")
     assert run(site, "scancel", "--batch", "--signal=TERM", first)[0] == 0
     assert ended(site, first) == ["143"]
     assert log.read_text().endswith("daskrr: terminated\n")
@@ -173,7 +173,7 @@ def test_one_shot__goes_on_after_its_time_was_over(site):
     assert f"{job}: resume, since a job was stopped before it was done" in again.read_text()
     noise = log.read_text() + again.read_text()
     assert "Traceback" not in noise, noise
-    np.testing.assert_array_equal(scores(site[0] / "once.zarr"), reference(site, block_rows=50))
+    np.testing.assert_array_equal(scores(site[0] / "once.zarr"), reference(site, block_rows=100))
     assert not list(site[0].glob(".daskrr*"))
 
 
