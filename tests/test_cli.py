@@ -763,8 +763,8 @@ class TestSample:
 
     def test_a_scheduler_is_used_if_given(self, certified, tmp_path, monkeypatch):
         seen = []
-        monkeypatch.setattr(clusters, "connect", lambda scheduler, **_: seen.append(scheduler) or nullcontext())
-        arguments = [certified, tmp_path / "sample.zarr", "--size", 5, "--scheduler", "tcp://somewhere:8786"]
+        monkeypatch.setattr(clusters, "connect", lambda cluster, **_: seen.append(cluster) or nullcontext())
+        arguments = [certified, tmp_path / "sample.zarr", "--size", 5, "--cluster", "tcp://somewhere:8786"]
         assert invoke("sample", *arguments).exit_code == 0
         assert seen == ["tcp://somewhere:8786"]
 
@@ -818,7 +818,7 @@ class TestProcesses:
     def test_score_in_words_on_a_running_scheduler(self, points, tmp_path):
         with clusters.local_cluster(1) as cluster:
             address = cluster.scheduler_address
-            done = execute("score", points, tmp_path / "o.zarr", *MODEL, "--scheduler", address, "--quiet")
+            done = execute("score", points, tmp_path / "o.zarr", *MODEL, "--cluster", address, "--quiet")
             assert done.returncode == 0, done.stderr
             assert done.stderr == ""
             assert "effective dimension" in done.stdout
@@ -926,7 +926,7 @@ class TestClusters:
             ({"workers": 0}, "at least one worker"),
             ({"memory_limit": "plenty"}, "'plenty' is not an amount"),
             ({"memory_limit": 0}, "cannot live with 0"),
-            ({"scheduler": "tcp://127.0.0.1:1", "workers": 2}, "not one that runs already"),
+            ({"cluster": "tcp://127.0.0.1:1", "workers": 2}, "not one that runs already"),
         ],
     )
     def test_impossible_clusters(self, options, message):

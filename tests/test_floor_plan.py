@@ -10,13 +10,14 @@ LIBRARY = {"errors", "kernels", "numerics", "engine", "nystrom"}
 MAY_IMPORT = {
     "__init__": set(),
     "errors": set(),
+    "config": set(),
     "plots": set(),
     "theory": {"errors"},
     "synthetic": {"errors"},
     "kernels": {"errors"},
     "exact": {"errors", "kernels"},
     "numerics": {"errors"},
-    "engine": {"errors", "numerics"},
+    "engine": {"errors", "config", "numerics"},
     "nystrom": {"errors", "kernels", "numerics", "engine", "theory"},
     "top": {"errors"},
     "receipts": LIBRARY | {"top"},
@@ -34,7 +35,19 @@ MAY_IMPORT = {
     "outputs": LIBRARY | {"top", "jobstore"},
     "scoring": LIBRARY | {"top", "arguments", "jobs", "jobstore"},
     "apps": LIBRARY
-    | {"top", "result", "leverage", "outputs", "updating", "scoring", "samples", "regression", "synthetic", "plots"},
+    | {
+        "config",
+        "top",
+        "result",
+        "leverage",
+        "outputs",
+        "updating",
+        "scoring",
+        "samples",
+        "regression",
+        "synthetic",
+        "plots",
+    },
     "apps.wording": {"engine.progress.duration", "top.describe_rows"},
 }
 FORBIDDEN = {

@@ -26,6 +26,7 @@ import daskrr
 from daskrr import errors, kernels
 from daskrr.apps import clusters, jobfile, runs
 from daskrr.apps.cli import main
+from daskrr.apps.options import GROUPS
 
 GENEROUS = 120
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(daskrr.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
@@ -251,8 +252,14 @@ class TestMistakes:
             (("seed = 0", "colour = 7"), "[scores] colour: there is no such key; there are ridge, landmarks,"),
             (("seed = 0", "[cluster]\nworkers = 0"), "[cluster] workers: 0 is not in the range"),
             (("seed = 0", '[cluster]\nmemory-limit = "plenty"'), "[cluster]: 'plenty' is not an amount of memory"),
-            (("seed = 0", '[cluster]\nscheduler = "tls://x:1"'), "[cluster]: tls://x:1 asks every client"),
+            (("seed = 0", '[cluster]\ncluster = "tls://x:1"'), "[cluster]: tls://x:1 asks every client"),
             (("seed = 0", '[cluster]\ntls-key = "key.pem"'), "[cluster]: certificates are for a scheduler"),
+            (("seed = 0", '[cluster]\ncluster = "slrm"'), "[cluster] cluster: 'slrm' is neither local, slurm, "),
+            (
+                ("seed = 0", "[cluster]\nslurm = 3"),
+                "[cluster] slurm: is a table, not an integer: write [cluster.slurm]",
+            ),
+            (("seed = 0", "[cluster.local]\nqueue = 3"), "[cluster]: a local cluster has the settings workers and"),
             (("seed = 0", "[scores.more]\na = 1"), "[scores.more]: there is no such key"),
             (("seed = 0", "[scores]"), "is not TOML"),
             (("seed = 0", "seed = "), "is not TOML: Invalid value (at line 13"),
@@ -279,6 +286,8 @@ class TestMistakes:
             'aws-secret-access-key = "hunter2"',
             'password = "hunter2"',
             '[cluster]\nauth_token = "hunter2"',
+            '[cluster.gateway.auth]\npassword = "hunter2"',
+            '[cluster.slurm]\njob-script-prologue = ["curl https://me:hunter2@host/"]',
             '[storage]\napi-key = "hunter2"',
             '[credentials]\nname = "hunter2"',
         ],
@@ -539,7 +548,7 @@ def process(*words):
 
 def test_run__ends_quickly_when_it_is_told_to_while_it_waits(folder):
     with hanging_up() as address, contextlib.ExitStack() as stack:
-        (folder / "job.toml").write_text(JOB + f'[cluster]\nscheduler = "{address}"\n[retries]\nwait = 3600\n')
+        (folder / "job.toml").write_text(JOB + f'[cluster]\ncluster = "{address}"\n[retries]\nwait = 3600\n')
         line = ("daskrr.apps.cli", "run", folder / "job.toml")
         jobs = [stack.enter_context(process(*line)) for _ in range(2)]
         for job, number, code, word in zip(
@@ -585,7 +594,7 @@ def test_run__goes_on_by_itself_when_a_killed_scheduler_is_back(tmp_path):
     write_points(tmp_path / "points.zarr", 20_000)
     port = free_port()
     text = JOB.replace("certify = true", "certify = true\nblock-rows = 500")
-    text += f'[cluster]\nscheduler = "tcp://127.0.0.1:{port}"\n[retries]\nattempts = 20\nwait = 0.5\n'
+    text += f'[cluster]\ncluster = "tcp://127.0.0.1:{port}"\n[retries]\nattempts = 20\nwait = 0.5\n'
     (tmp_path / "job.toml").write_text(text)
     lines = []
     with contextlib.ExitStack() as stack:
@@ -604,6 +613,20 @@ def test_run__goes_on_by_itself_when_a_killed_scheduler_is_back(tmp_path):
     assert summary["action"] == "resume"
     score(tmp_path, "reference.zarr", block_rows=500)
     assert contents(tmp_path / "scores.zarr") == contents(tmp_path / "reference.zarr")
+
+
+def test_read__a_cluster_on_the_line_takes_the_place_of_that_in_the_file(folder):
+    text = JOB + '[cluster]\nworkers = 2\nmemory-limit = "1GiB"\n[cluster.local]\nworkers = 5\n'
+    (folder / "job.toml").write_text(text)
+    options = dict.fromkeys(GROUPS["cluster"])
+    for line, expected in [
+        ({}, {"workers": 2, "memory_limit": "1GiB", "settings": {"workers": 5}}),
+        ({"workers": 3}, {"workers": 3, "memory_limit": "1GiB", "settings": {"workers": 5}}),
+        ({"cluster": "tcp://127.0.0.1:1"}, {"workers": None, "memory_limit": None, "settings": None}),
+    ]:
+        found = jobfile.read(folder / "job.toml", main.commands, options | line).cluster
+        assert found.items() >= expected.items()
+        assert found["cluster"] == line.get("cluster")
 
 
 def test_example__is_toml():

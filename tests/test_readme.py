@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, cluster: LocalCluster) -> P
         words = shlex.split(command)
         assert words[0] == "daskrr"
         if seen and words[1] in ("score", "select", "fit", "predict"):
-            words += ["--scheduler", cluster.scheduler_address]
+            words += ["--cluster", cluster.scheduler_address]
         seen |= {words[1]} & {"score"}
         if words[1] in ("convert", "plan", "top", "sample", "run"):
             with contextlib.chdir(where):

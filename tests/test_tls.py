@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import shutil
 import socket
 import ssl
@@ -27,7 +26,7 @@ from daskrr.apps.cli import main
 from daskrr.errors import InvalidParameter, SourceUnreachable
 
 GENEROUS = 120
-INSTRUCTIONS = Path(__file__).parents[1] / "deploy" / "local" / "README.md"
+RECIPE = Path(__file__).parents[1] / "deploy" / "local" / "make-certificates.sh"
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(daskrr.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
 MODEL = [
     "--kernel",
@@ -62,12 +61,11 @@ def words(options):
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory):
-    """Certificates made as the instructions say, where that is possible."""
+    """Certificates made by the recipe for clusters by hand, where that is possible."""
     folder = tmp_path_factory.mktemp("ours")
     if shutil.which("openssl") is None:
         return certificates(folder / "tls")
-    (recipe,) = re.findall(r"^```sh\n(openssl .*?)^```$", INSTRUCTIONS.read_text(), flags=re.MULTILINE | re.DOTALL)
-    subprocess.run(["sh", "-ec", recipe], cwd=folder, capture_output=True, timeout=GENEROUS, check=True)
+    subprocess.run([RECIPE, folder], capture_output=True, timeout=GENEROUS, check=True)
     files = {"tls_ca_file": "ca.pem", "tls_cert": "cert.pem", "tls_key": "key.pem"}
     return {name: str(folder / file) for name, file in files.items()}
 
@@ -149,7 +147,7 @@ def in_plain(points, output):
 class TestEncrypted:
     def test_score__over_tls_gives_the_bits_of_a_plain_run(self, encrypted, ours, points, tmp_path):
         output = tmp_path / "scores.zarr"
-        options = ["--scheduler", encrypted, *words(ours), "--require-tls"]
+        options = ["--cluster", encrypted, *words(ours), "--require-tls"]
         done = invoke("score", points, output, *MODEL, *options, "--quiet", "--json")
         assert done.exit_code == 0, done.stderr
         assert json.loads(done.stdout)["n_rows"] == 500
@@ -186,7 +184,7 @@ class TestEncrypted:
             (encrypted, "asks every client for a certificate: give --tls-ca-file"),
             (encrypted.replace("tls", "tcp"), "use tls:// instead of tcp://"),
         ):
-            done = invoke("score", points, tmp_path / "scores.zarr", *MODEL, "--scheduler", address)
+            done = invoke("score", points, tmp_path / "scores.zarr", *MODEL, "--cluster", address)
             assert done.exit_code == 3
             assert words_ in done.stderr
             assert "Traceback" not in done.stderr
@@ -213,6 +211,16 @@ class TestEncrypted:
             return stream.recv(1000)
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_make_certificates__files_are_private_and_never_replaced(ours):
+    assert {os.stat(path).st_mode & 0o077 for path in ours.values()} == {0}
+    folder = Path(ours["tls_key"]).parent
+    again = subprocess.run([RECIPE, folder], capture_output=True, text=True, timeout=GENEROUS, check=False)
+    assert again.returncode == 1
+    assert "has certificates already; remove them first" in again.stderr
+    assert sorted(path.name for path in folder.iterdir()) == ["ca.pem", "cert.pem", "key.pem"]
+
+
 class TestMistakes:
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -220,27 +228,27 @@ class TestMistakes:
             ({"tls_key": "nowhere.pem"}, r"no file nowhere\.pem, which --tls-key should be"),
             ({"tls_ca_file": "nowhere.pem"}, r"no file nowhere\.pem, which --tls-ca-file should be"),
             ({"tls_key": "tls_cert"}, "no certificate with its key"),
-            ({"scheduler": None}, "name it with --scheduler"),
-            ({"scheduler": "tcp://127.0.0.1:1"}, "is not encrypted"),
+            ({"cluster": None}, "name it with --cluster"),
+            ({"cluster": "tcp://127.0.0.1:1"}, "is not encrypted"),
             ({"workers": 1}, "not one that runs already"),
         ],
     )
     def test_check__certificates_that_cannot_work_are_told_before_connecting(self, ours, change, message):
         files = ours | {"nowhere.pem": "nowhere.pem"}
-        options = {"scheduler": "tls://192.0.2.1:8786", **ours}
+        options = {"cluster": "tls://192.0.2.1:8786", **ours}
         options |= {name: files.get(value, value) for name, value in change.items()}
         with pytest.raises(InvalidParameter, match=message):
             clusters.check(**options)
 
     def test_check__what_works_is_not_complained_about(self, ours, caplog):
-        assert clusters.check("tls://192.0.2.1:8786", **ours, require_tls=True).require_encryption
+        clusters.check("tls://192.0.2.1:8786", **ours, require_tls=True)
         for address in ("tcp://127.0.0.1:8786", "127.0.0.1:8786", "tcp://localhost:8786", "tcp://[::1]:8786", None):
-            assert clusters.check(address, require_tls=True) is None
+            clusters.check(address, require_tls=True)
         assert caplog.text == ""
 
     @pytest.mark.parametrize("address", [ELSEWHERE, "192.0.2.1:8786", "ws://192.0.2.1:8786", "tcp://nowhere.invalid:1"])
     def test_check__warns_of_a_plain_scheduler_elsewhere(self, address, caplog):
-        assert clusters.check(address) is None
+        clusters.check(address)
         (record,) = caplog.records
         for part in (address, "reads rows and scores", "runs code on the workers", "--tls-ca-file", "--require-tls"):
             assert part in record.getMessage()
@@ -248,7 +256,7 @@ class TestMistakes:
             clusters.check(address, require_tls=True)
 
     def test_score__refuses_a_plain_scheduler_before_it_connects(self, points, tmp_path):
-        done = invoke("score", points, tmp_path / "o.zarr", *MODEL, "--scheduler", ELSEWHERE, "--require-tls")
+        done = invoke("score", points, tmp_path / "o.zarr", *MODEL, "--cluster", ELSEWHERE, "--require-tls")
         assert done.exit_code == 2
         assert f"{ELSEWHERE} is not encrypted" in done.stderr
 

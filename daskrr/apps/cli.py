@@ -14,6 +14,7 @@ from daskrr.apps.interrupts import Terminated, sure_interrupts
 from daskrr.apps.options import (
     DEBUG,
     chosen_ridge_option,
+    cluster_option,
     cluster_options,
     debug_option,
     grouped,
@@ -174,6 +175,7 @@ def _show(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
 @click.option("--check", is_flag=True, help="Only tell what is wrong with JOB, or what it would do and cost.")
 @click.option("--schema", is_flag=True, is_eager=True, expose_value=False, callback=_show, help="Show all keys.")
 @click.option("--example", is_flag=True, is_eager=True, expose_value=False, callback=_show, help="Show a job file.")
+@cluster_options
 @wait_option
 @overwrite_option
 @json_option
@@ -184,9 +186,9 @@ def run(**options: Any) -> None:
 
     Scores an input that was not scored yet, goes on with a job that was stopped, brings scores up to date if rows were
     appended, and does nothing if nothing has changed, so that the same line can be run every night. Failures that may
-    pass are tried again. Relative paths in JOB start from its folder.
+    pass are tried again. Relative paths in JOB start from its folder. --cluster takes the place of the table [cluster].
     """
-    _module("runs").run(main.commands, **options)
+    _module("runs").run(main.commands, **grouped(options, "cluster"))
 
 
 @main.command()
@@ -232,7 +234,8 @@ def top(**options: Any) -> None:
 @click.option("--points", type=click.Path(), help="The rows that were scored; where they were then by default.")
 @chosen_ridge_option
 @seed_option
-@click.option("--scheduler", metavar="ADDRESS", help="Running Dask scheduler; this process by default.")
+@cluster_option("this process")
+@workers_option
 @tls_options
 @overwrite_option
 @json_option

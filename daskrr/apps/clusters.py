@@ -2,12 +2,10 @@
 
 import logging
 import signal
-import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,11 @@ import dask
 from dask.system import CPU_COUNT
 from dask.utils import parse_bytes
 from distributed import Client, LocalCluster, Security
-from distributed.comm.addressing import get_address_host_port, parse_address
+from distributed.comm.addressing import parse_address
 from distributed.comm.core import CommClosedError
 
+from daskrr import config
+from daskrr.apps import allocation, kinds
 from daskrr.errors import InvalidParameter, SourceUnreachable
 
 log = logging.getLogger("daskrr")
@@ -26,6 +26,11 @@ CONNECT_SECONDS = 10.0
 WORKER_SECONDS = 30.0
 _ENCRYPTED = ("tls", "wss")
 _CERTIFICATES = "--tls-ca-file, --tls-cert and --tls-key, or distributed.comm.tls in the configuration of Dask"
+
+_CURE = (
+    f"Start the cluster with certificates and use tls:// with {_CERTIFICATES}; or bind it to the loopback interface, "
+    "and come through a tunnel."
+)
 
 
 def local_cluster(workers: int | None = None, memory_limit: str | int | None = None) -> LocalCluster:
@@ -80,13 +85,14 @@ def dask_setup(worker: Any) -> None:
 
 @contextmanager
 def connect(
-    scheduler: str | None = None,
+    cluster: str | None = None,
     workers: int | None = None,
     memory_limit: str | int | None = None,
     tls_ca_file: str | None = None,
     tls_cert: str | None = None,
     tls_key: str | None = None,
     require_tls: bool = False,
+    settings: Mapping[str, Any] | None = None,
     *,
     worker_seconds: float = WORKER_SECONDS,
     echo: Callable[[str], None] | None = None,
@@ -95,16 +101,20 @@ def connect(
 
     Parameters
     ----------
-    scheduler
-        Address of a running scheduler, such as ``"tls://10.0.0.1:8786"``. Without one a cluster is started on this
-        machine and stopped at the end.
-    workers, memory_limit
-        Size of the cluster to start, as in :func:`local_cluster`.
+    cluster
+        Address of a running scheduler, such as ``"tls://10.0.0.1:8786"``, or what to start, and to stop at the end:
+        ``"slurm"``, ``"slurm-runner"``, ``"gateway"``, ``"kubernetes"``, or, by default, ``"local"``.
+    workers
+        How many to start.
+    memory_limit
+        Memory of each worker of a local cluster, as in :func:`local_cluster`.
     tls_ca_file, tls_cert, tls_key
-        Files in PEM format for a scheduler at ``tls://``: the authority that signed its certificate, and a certificate
-        of this client with its key; by default what the configuration of Dask names.
+        Files in PEM format for a scheduler at ``tls://`` or for a cluster on SLURM: the authority that signed its
+        certificate, and a certificate of this client with its key; by default what the configuration of Dask names.
     require_tls
-        Refuse a scheduler that others could listen to, instead of warning.
+        Refuse a cluster that others could listen to, instead of warning.
+    settings
+        What else the cluster to start takes; ``daskrr.yaml`` lists it and has the defaults.
     worker_seconds
         How long to wait for the first worker of a running scheduler.
     echo
@@ -113,10 +123,15 @@ def connect(
     Raises
     ------
     SourceUnreachable
-        No scheduler answers at the address, or it has no workers, or the certificates do not fit.
+        No scheduler answers at the address, or it has no workers, or the certificates do not fit, or what starts such
+        clusters is not here.
+    InvalidParameter
+        The arguments contradict each other, or what starts the cluster does not take its settings.
     """
-    security = check(scheduler, workers, memory_limit, tls_ca_file, tls_cert, tls_key, require_tls)
-    client_of = _embedded(workers, memory_limit) if scheduler is None else _running(scheduler, security, worker_seconds)
+    client_of = check(
+        cluster, workers, memory_limit, tls_ca_file, tls_cert, tls_key, require_tls, settings,
+        worker_seconds=worker_seconds,
+    )  # fmt: skip
     with client_of as client:
         if client.dashboard_link:
             (echo or _to_stderr)(f"dashboard: {client.dashboard_link}")
@@ -124,35 +139,79 @@ def connect(
 
 
 def check(
-    scheduler: str | None = None,
+    cluster: str | None = None,
     workers: int | None = None,
     memory_limit: str | int | None = None,
     tls_ca_file: str | None = None,
     tls_cert: str | None = None,
     tls_key: str | None = None,
     require_tls: bool = False,
-) -> Security | None:
-    """Look what is wrong with the arguments of :func:`connect`, without reaching for anything; what TLS needs."""
-    files = {"tls_ca_file": tls_ca_file, "tls_client_cert": tls_cert, "tls_client_key": tls_key}
-    given = {name: path for name, path in files.items() if path is not None}
-    if scheduler is None:
-        _check_size(workers, memory_limit)
-        if given:
-            raise InvalidParameter("certificates are for a scheduler that runs already; name it with --scheduler")
-        return None
-    if workers is not None or memory_limit is not None:
-        raise InvalidParameter("workers and memory_limit describe a cluster to start, not one that runs already")
-    scheme, _ = parse_address(scheduler)
+    settings: Mapping[str, Any] | None = None,
+    *,
+    worker_seconds: float = WORKER_SECONDS,
+) -> AbstractContextManager[Client]:
+    """Look what is wrong with the arguments of :func:`connect`; what gives its client starts when it is entered."""
+    named = {"ca_file": tls_ca_file, "cert": tls_cert, "key": tls_key}
+    files = {name: path for name, path in named.items() if path is not None}
+    if is_local(cluster):
+        return _embedded(*_size(workers, memory_limit, settings or {}, files))
+    if memory_limit is not None:
+        raise InvalidParameter("memory_limit is for workers on this machine; others have theirs where they are set up")
+    if cluster in kinds.KINDS:
+        return _started(_ordered(str(cluster), workers, settings or {}, files, require_tls))
+    address = str(cluster)
+    if workers is not None:
+        raise InvalidParameter("workers describes a cluster to start, not one that runs already")
+    return _running(address, _security_of(address, files, require_tls), worker_seconds)
+
+
+def is_local(cluster: str | None) -> bool:
+    """Whether the workers would be started on this machine."""
+    return cluster in (None, "local")
+
+
+def _size(
+    workers: int | None, memory_limit: str | int | None, settings: Mapping[str, Any], files: Mapping[str, str]
+) -> tuple[int | None, str | int | None]:
+    """Number and memory of workers on this machine."""
+    if files:
+        raise InvalidParameter("certificates are for a scheduler that runs already; name it with --cluster")
+    found = kinds.named(config.get("clusters.local")) | kinds.named(settings)
+    if set(found) != {"workers", "memory_limit"}:
+        raise InvalidParameter(f"a local cluster has the settings workers and memory-limit, not {', '.join(settings)}")
+    workers = found["workers"] if workers is None else workers
+    memory_limit = found["memory_limit"] if memory_limit is None else memory_limit
+    _check_size(workers, memory_limit)
+    return workers, memory_limit
+
+
+def _ordered(
+    kind: str, workers: int | None, settings: Mapping[str, Any], files: Mapping[str, str], require_tls: bool
+) -> kinds.Order:
+    """A cluster for others to start."""
+    wanted = kinds.order(kind, workers, settings, _security(kind, files, "scheduler", "worker") if files else None)
+    if wanted.danger is not None:
+        _complain(wanted.danger, require_tls, wanted.cure)
+    return wanted
+
+
+def _security_of(address: str, files: Mapping[str, str], require_tls: bool) -> Security | None:
+    """What TLS needs to reach a running scheduler, if it is used."""
+    scheme, _ = parse_address(address)
     if scheme in _ENCRYPTED:
-        return _security(scheduler, given)
-    if given:
-        raise InvalidParameter(f"certificates are for a scheduler at tls://, and {scheduler} is not encrypted")
-    if scheme != "inproc" and not _on_loopback(scheduler):
-        _complain(scheduler, require_tls)
+        return _security(address, files)
+    if files:
+        raise InvalidParameter(f"certificates are for a scheduler at tls://, and {address} is not encrypted")
+    if scheme != "inproc" and not kinds.on_loopback(address):
+        _complain(address, require_tls)
     return None
 
 
-def _security(address: str, given: dict[str, str]) -> Security:
+def _security(address: str, files: Mapping[str, str], *more_roles: str) -> Security:
+    """Certificates from files, or else from the configuration of Dask, for a client and maybe more."""
+    own = {name: path for name, path in files.items() if name != "ca_file"}
+    given = {f"tls_{role}_{name}": path for role in ("client", *more_roles) for name, path in own.items()}
+    given |= {"tls_ca_file": files["ca_file"]} if "ca_file" in files else {}
     security = Security(require_encryption=True, **given)
     for name, value in security.get_tls_config_for_role("client").items():
         if name != "ciphers" and value is not None and "\n" not in value and not Path(value).is_file():
@@ -166,20 +225,10 @@ def _security(address: str, given: dict[str, str]) -> Security:
     return security
 
 
-def _on_loopback(address: str) -> bool:
-    """Whether an address leads nowhere but to this machine."""
-    try:
-        host, _ = get_address_host_port(address)
-        return all(ip_address(found[4][0]).is_loopback for found in socket.getaddrinfo(host, None))
-    except (OSError, ValueError):
-        return False
-
-
-def _complain(address: str, require_tls: bool) -> None:
+def _complain(address: str, require_tls: bool, cure: str = _CURE) -> None:
     danger = (
         f"{address} is not encrypted: whoever listens on the way reads rows and scores, and whoever reaches its port "
-        f"runs code on the workers. Start the cluster with certificates and use tls:// with {_CERTIFICATES}; or "
-        "bind it to the loopback interface, and come through a tunnel."
+        f"runs code on the workers. {cure}"
     )
     if require_tls:
         raise InvalidParameter(f"{danger} Refused, as --require-tls asks.")
@@ -200,10 +249,26 @@ def _embedded(workers: int | None, memory_limit: str | int | None) -> Iterator[C
 
 
 @contextmanager
+def _started(wanted: kinds.Order) -> Iterator[Client]:
+    start = allocation.start if wanted.kind == "slurm-runner" else kinds.start
+    patience = max(wanted.seconds, config.seconds("no-workers-after"))
+    with dask.config.set({"daskrr.no-workers-after": patience}), start(wanted) as client:
+        log.info("%s: waiting for the first of %s", wanted.kind, _count(wanted))
+        _await_worker(client, f"of the {wanted.kind} cluster", kinds.KINDS[wanted.kind].look, wanted.seconds)
+        yield client
+
+
+def _count(wanted: kinds.Order) -> str:
+    size = f"{wanted.minimum}" if wanted.minimum == wanted.maximum else f"{wanted.minimum} to {wanted.maximum}"
+    return f"{size} worker{'' if wanted.maximum == 1 else 's'}"
+
+
+@contextmanager
 def _running(address: str, security: Security | None, worker_seconds: float) -> Iterator[Client]:
     client = _open(address, security)
     with client, client.as_current():
-        _await_worker(client, address, worker_seconds)
+        cure = f"start one with 'dask worker {address}', or look why its workers do not come up"
+        _await_worker(client, f"at {address}", cure, worker_seconds)
         yield client
 
 
@@ -230,14 +295,11 @@ def _doubt(security: Security | None) -> str:
     return f"one authority has to have signed its certificate and yours; look at {_CERTIFICATES}"
 
 
-def _await_worker(client: Client, address: str, seconds: float) -> None:
+def _await_worker(client: Client, which: str, cure: str, seconds: float) -> None:
     try:
         client.wait_for_workers(1, timeout=seconds)
     except TimeoutError as error:
-        raise SourceUnreachable(
-            f"the scheduler at {address} has had no worker for {seconds:g} seconds: start one with "
-            f"'dask worker {address}', or look why its workers do not come up"
-        ) from error
+        raise SourceUnreachable(f"the scheduler {which} has had no worker for {seconds:g} seconds: {cure}") from error
 
 
 def memory_bytes(size: str | int) -> int:

@@ -151,7 +151,7 @@ def sample(
     """Run ``daskrr sample``."""
     if points is not None:
         refuse_file(points)
-    elsewhere = cluster["scheduler"] is not None
+    elsewhere = any(cluster.values())
     where = clusters.connect(**cluster, echo=silence if quiet else None) if elsewhere else nullcontext()
     with told(quiet), where:
         drawn = samples.sample_rows(

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from daskrr.apps import clusters
-from daskrr.apps.options import GROUPS, LengthScale, PathOr, grouped
+from daskrr.apps.options import CLUSTERS, GROUPS, Cluster, LengthScale, PathOr, grouped
 from daskrr.apps.parsing import make_kernel, model_arguments, refuse_file
 from daskrr.engine.addresses import redact
 from daskrr.errors import DaskrrError, InvalidParameter
@@ -51,7 +51,12 @@ _EXAMPLE: dict[str, dict[str, Any]] = {
     "kernel": {"kernel": "gaussian", "length-scale": "median"},
     "scores": {"ridge": 1e-3, "landmarks": 300, "certify": True, "seed": 0},
 }
+_ABOUT_SETTINGS = (
+    "Settings of a cluster to start, of which those count that belong to the cluster above: minimum and maximum of its "
+    "workers, and whatever else it takes. daskrr.yaml, in the package, lists them with their defaults."
+)
 _SECRET = re.compile(r"pass(word|wd|phrase)|secret|token|credential|(access|account|api|private).?key", re.IGNORECASE)
+_NO_SECRETS = "a job file holds no secrets, since files are copied and kept; put them into the environment"
 _FOUND = {bool: "true or false", int: "an integer", float: "a number", str: "a string", list: "a list", dict: "a table"}
 
 
@@ -69,8 +74,17 @@ class JobFile:
     retries: dict[str, Any]
 
 
-def read(path: Path, commands: Commands) -> JobFile:
+def read(path: Path, commands: Commands, cluster: Mapping[str, Any] | None = None) -> JobFile:
     """Read a job file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    commands
+        Whose options its keys are.
+    cluster
+        Options that win over those in the file; with another cluster, they take the place of its table.
 
     Raises
     ------
@@ -78,7 +92,9 @@ def read(path: Path, commands: Commands) -> JobFile:
         It is wrong somewhere; the message names every mistake.
     """
     mistakes = Mistakes(path)
-    words = _words(_load(path), commands, mistakes)
+    content = _load(path)
+    settings = _settings(content, mistakes)
+    words = _words(content, commands, mistakes)
     mistakes.refuse()
     places = _PLACES.make_context("run", words[""]).params
     names = ["--", places["input"], places["output"]]
@@ -87,14 +103,22 @@ def read(path: Path, commands: Commands) -> JobFile:
     mistakes.made_by("input", refuse_file, places["input"])
     kernel = mistakes.made_by("[kernel]", make_kernel, options["kernel"])
     arguments = mistakes.made_by("[scores]", model_arguments, options["model"])
-    mistakes.made_by("[cluster]", clusters.check, *(options["cluster"][name] for name in GROUPS["cluster"]))
+    chosen = _chosen(options["cluster"], cluster or {})
+    chosen["settings"] = settings.get(chosen["cluster"] or "local")
+    mistakes.made_by("[cluster]", lambda: clusters.check(**chosen))
     mistakes.refuse()
     refresh = commands["update"].make_context("run", [*words["update"], *names]).params["refresh"]
     update = {"refresh": refresh, "allow_functions": options["kernel"]["allow_function"]}
     return JobFile(
-        path, places["input"], places["output"], kernel, arguments, options["cluster"],
+        path, places["input"], places["output"], kernel, arguments, chosen,
         update, _RETRIES.make_context("run", words["retries"]).params,
     )  # fmt: skip
+
+
+def _chosen(of_file: Mapping[str, Any], of_line: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the cluster, whoever gave them."""
+    given = {name: value for name, value in of_line.items() if value not in (None, False)}
+    return {**of_line} if "cluster" in given else {**of_file, **given}
 
 
 def tables(commands: Commands) -> Tables:
@@ -122,6 +146,27 @@ def _load(path: Path) -> dict[str, Any]:
         raise InvalidParameter(f"cannot read the job file {path}: {error.strerror}") from error
     except ValueError as error:
         raise InvalidParameter(f"the job file {path} is not TOML: {error}") from error
+
+
+def _settings(content: dict[str, Any], mistakes: "Mistakes") -> dict[str, dict[str, Any]]:
+    """Take out the tables of clusters to start, such as [cluster.slurm], whose keys are not ours."""
+    table = content.get("cluster")
+    found = {kind: table.pop(kind) for kind in CLUSTERS if kind in table} if isinstance(table, dict) else {}
+    for kind, settings in found.items():
+        if not isinstance(settings, dict):
+            mistakes.add(f"[cluster] {kind}", f"is a table, not {_kind_of(settings)}: write [cluster.{kind}]")
+        elif _holds_secrets(settings):
+            mistakes.add(f"[cluster.{kind}]", _NO_SECRETS)
+    return found
+
+
+def _holds_secrets(value: Any) -> bool:
+    """Whether some key, or some URL, of a nested table looks like a secret."""
+    if isinstance(value, dict):
+        return any(_SECRET.search(key) or _holds_secrets(one) for key, one in value.items())
+    if isinstance(value, list):
+        return any(map(_holds_secrets, value))
+    return isinstance(value, str) and redact(value) != value
 
 
 class Mistakes:
@@ -190,7 +235,7 @@ def _place(table: str, key: str, value: Any = None) -> str:
 def _unknown(key: str, value: Any, table: str, known: Tables, run: click.Command) -> str:
     """Why there is no such key or table, and what may have been meant."""
     if any(map(_SECRET.search, [key, *(value if isinstance(value, dict) else ())])):
-        return "a job file holds no secrets, since files are copied and kept; put them into the environment"
+        return _NO_SECRETS
     if not isinstance(value, dict):
         homes = [name for name, keys in known.items() if key in keys]
         if homes:
@@ -248,6 +293,8 @@ def _kinds(option: click.Option) -> tuple[str, tuple[type, ...]]:
         return "a number", (int, float)
     if isinstance(kind, LengthScale):
         return "a number, a list of numbers, or a string", (int, float, list, str)
+    if isinstance(kind, Cluster):
+        return f"{', '.join(CLUSTERS)}, or an address", (str,)
     if isinstance(kind, click.Choice):
         return f"one of {', '.join(kind.choices)}", (int, float, str)
     if option.name == "kernel_spec":
@@ -270,6 +317,9 @@ def schema(commands: Commands) -> str:
         text.write(f"\n{f'[{table}]' if table else 'above all tables'}\n")
         with text.indentation():
             text.write_dl([(key, f"{_about(option)}. {option.help}") for key, option in keys.items()])
+    text.write(f"\n{', '.join(f'[cluster.{kind}]' for kind in CLUSTERS)}\n")
+    with text.indentation():
+        text.write_text(_ABOUT_SETTINGS)
     return text.getvalue().rstrip()
 
 
@@ -294,4 +344,5 @@ def example(commands: Commands) -> str:
             )
             values = _EXAMPLE.get(table, {})
             lines.append(f"{key} = {json.dumps(values[key])}" if key in values else f"# {key} =")
+    lines += ["", *(f"# {line}" for line in textwrap.wrap(_ABOUT_SETTINGS, 110)), "# [cluster.slurm]"]
     return "\n".join(lines)

@@ -7,6 +7,7 @@ import click
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 SCHEMES = ("residual", "leverage", "diagonal", "uniform")
+CLUSTERS = ("local", "slurm", "slurm-runner", "gateway", "kubernetes")
 KERNELS = ("linear", "gaussian", "laplacian", "matern", "polynomial", "cosine", "bernoulli")
 DEBUG = "daskrr.debug"
 # Options that travel together, by the parameter of the command that takes them.
@@ -43,7 +44,7 @@ GROUPS = {
         "missing_chunks",
         "block_rows",
     ),
-    "cluster": ("scheduler", "workers", "memory_limit", "tls_ca_file", "tls_cert", "tls_key", "require_tls"),
+    "cluster": ("cluster", "workers", "memory_limit", "tls_ca_file", "tls_cert", "tls_key", "require_tls"),
 }
 
 
@@ -58,6 +59,18 @@ class PathOr(click.ParamType):
     def is_path(self, value: str) -> bool:
         """Whether this value is a path."""
         return value not in self._words and not value.lstrip().startswith("{")
+
+
+class Cluster(click.ParamType):
+    """A kind of cluster to start, or the address of a scheduler."""
+
+    name = "cluster"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read the text of an option."""
+        if value not in CLUSTERS and ":" not in value:
+            self.fail(f"{value!r} is neither {', '.join(CLUSTERS)} nor an address such as tls://host:8786", param, ctx)
+        return value
 
 
 class LengthScale(click.ParamType):
@@ -121,7 +134,7 @@ overwrite_option = click.option("--overwrite", is_flag=True, help="Replace what 
 workers_option = click.option(
     "--workers",
     type=click.IntRange(min=1),
-    help="Processes of the embedded cluster; one per core by default.",
+    help="Workers of the cluster to start; on this machine one per core by default.",
 )
 
 kernel_option = click.option("--kernel", type=click.Choice(KERNELS), help="Which kernel.")
@@ -228,20 +241,34 @@ regression_options = _all_of(
     click.option("--weights", type=click.Path(), help="Zarr array of sample weights; all 1 by default."),
     click.option("--intercept", is_flag=True, help="Fit a constant part that is not penalised."),
 )
+
+
+def cluster_option(default: str) -> Callable[[Decorated], Decorated]:
+    """Where to compute; ``default`` says it in words."""
+    return click.option(
+        "--cluster",
+        type=Cluster(),
+        metavar="|".join([*CLUSTERS, "ADDRESS"]),
+        help=f"Cluster to start for the run, or address of a running Dask scheduler; {default} by default.",
+    )
+
+
 tls_options = _all_of(
     click.option(
-        "--tls-ca-file", type=click.Path(), help="Authority that signed the scheduler's certificate, for tls://; PEM."
+        "--tls-ca-file",
+        type=click.Path(),
+        help="Authority that signed the scheduler's certificate, for tls:// and slurm; PEM.",
     ),
-    click.option("--tls-cert", type=click.Path(), help="Certificate of this client, for tls://; PEM."),
+    click.option("--tls-cert", type=click.Path(), help="Certificate of this client, for tls:// and slurm; PEM."),
     click.option("--tls-key", type=click.Path(), help="Private key of --tls-cert; PEM."),
     click.option(
-        "--require-tls", is_flag=True, help="Refuse a scheduler elsewhere that is not at tls://, instead of warning."
+        "--require-tls", is_flag=True, help="Refuse a cluster elsewhere that is not encrypted, instead of warning."
     ),
 )
 cluster_options = _all_of(
-    click.option("--scheduler", metavar="ADDRESS", help="Running Dask scheduler; embedded cluster by default."),
+    cluster_option("local"),
     workers_option,
-    click.option("--memory-limit", metavar="SIZE", help="Memory per embedded worker, such as 2GiB."),
+    click.option("--memory-limit", metavar="SIZE", help="Memory of each worker of a local cluster, such as 2GiB."),
     tls_options,
 )
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,10 +39,19 @@ class Task:
     summary: dict[str, Any] | None = None
 
 
-def run(commands: Commands, path: str, check: bool, overwrite: bool, wait: bool, as_json: bool, quiet: bool) -> None:
+def run(
+    commands: Commands,
+    path: str,
+    check: bool,
+    cluster: Mapping[str, Any],
+    overwrite: bool,
+    wait: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     """Run ``daskrr run``."""
     with told(quiet):
-        job = read(Path(path), commands)
+        job = read(Path(path), commands, cluster)
         if check:
             emit(_outlook(job, overwrite, as_json), as_json, wording.outlook)
             return
@@ -105,8 +114,7 @@ def _task(job: JobFile, overwrite: bool) -> Task:
 
 def _plan(job: JobFile) -> Plan:
     """What the job costs at most; the mistakes that only show next to the input are found here."""
-    alone = job.cluster["scheduler"] is None
-    workers = (job.cluster["workers"] or clusters.CPU_COUNT) if alone else None
+    workers = job.cluster["workers"] or (clusters.CPU_COUNT if clusters.is_local(job.cluster["cluster"]) else None)
     try:
         made = make_plan(job.points, job.kernel, workers=workers, **job.arguments)
     except InvalidParameter as error:

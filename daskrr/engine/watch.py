@@ -15,18 +15,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import dask
 import distributed
-from dask.utils import parse_timedelta
 
+from daskrr import config
 from daskrr.errors import DaskrrError, PoisonBlock, SourceUnreachable
 
 log = logging.getLogger("daskrr")
 
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_BETWEEN_COUNTS = 2.0
-STUCK_AFTER = "300s"
-NO_WORKERS_AFTER = "60s"
 TIMES_ITS_SIBLINGS = 20
 RESTART_SECONDS = 30.0
 
@@ -113,7 +110,7 @@ class Watch:
         if now >= self._asked + SECONDS_BETWEEN_COUNTS:
             with reachable(self.client):
                 self._asked, self.n_threads = now, sum(self.client.nthreads().values())
-            patience = _seconds("no-workers-after", NO_WORKERS_AFTER)
+            patience = config.seconds("no-workers-after")
             if self.n_threads:
                 self._last_seen = now
             elif now > self._last_seen + patience:
@@ -126,9 +123,7 @@ class Watch:
     def _free_stuck(self, flights: Sequence[Flight]) -> None:
         """Restart workers on which a task takes far too long; the task is run elsewhere."""
         now = time.monotonic()
-        limit = max(
-            _seconds("stuck-after", STUCK_AFTER), TIMES_ITS_SIBLINGS * statistics.median(self._took or [0.0])
-        )  # fmt: skip
+        limit = max(config.seconds("stuck-after"), TIMES_ITS_SIBLINGS * statistics.median(self._took or [0.0]))
         late = [flight for flight in flights if now > flight.began + limit]
         if not late:
             return
@@ -167,7 +162,3 @@ def _stuck(flight: Flight, found: str) -> PoisonBlock:
         f"{flight.what} {found}. Look at what hangs there: a store that does not answer, or a kernel function. "
         "dask.config's daskrr.stuck-after sets the limit."
     )
-
-
-def _seconds(name: str, default: str) -> float:
-    return parse_timedelta(dask.config.get(f"daskrr.{name}", default))

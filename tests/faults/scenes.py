@@ -63,7 +63,7 @@ def reference(points: Path, folder: Path, **options: Any) -> str:
 
 def score_command(points: Path, output: Path, *more: str, program: tuple[str, ...] = DASKRR) -> list[str]:
     """The line that scores; with one worker unless ``more`` has a scheduler."""
-    where = () if "--scheduler" in more or "--workers" in more else ("--workers", "1")
+    where = () if "--cluster" in more or "--workers" in more else ("--workers", "1")
     return [*program, "score", str(points), str(output), *MODEL, "--quiet", *where, *more]
 
 

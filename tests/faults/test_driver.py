@@ -237,7 +237,7 @@ def test_zombies__of_a_killed_driver_do_not_harm_the_run_that_follows_at_once(tm
     expected = reference(points, tmp_path)
     output = tmp_path / "out.zarr"
     with cluster(tmp_path) as there, Client(there.address, set_as_default=False) as client:
-        with started(score_command(points, output, "--scheduler", there.address)) as process:
+        with started(score_command(points, output, "--cluster", there.address)) as process:
             until(lambda: n_receipts(output) > 3, process)
             process.kill()
             process.wait(GENEROUS)
@@ -276,7 +276,7 @@ def test_zombies__that_write_after_the_commit_change_nothing(seed: int, tmp_path
     output = tmp_path / "out.zarr"
     with cluster(tmp_path, n_workers=1) as there:
         (worker,) = there.workers
-        with started(score_command(points, output, "--scheduler", there.address)) as process:
+        with started(score_command(points, output, "--cluster", there.address)) as process:
             block = stop_within_a_block(worker, output, process)
             process.kill()
             process.wait(GENEROUS)

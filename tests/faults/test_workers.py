@@ -77,7 +77,7 @@ class Job:
         command = [sys.executable, "-m", "daskrr.apps.cli", "score", str(points), str(output), "--json"]
         command += ["--kernel-spec", spec(**parameters), "--allow-function", "kernels_of_doom:gaussian", "--certify"]
         command += ["--ridge", "1e-2", "--landmarks", "100", "--sampling", "uniform", "--seed", "0"]
-        command += ["--block-rows", str(BLOCK), "--scheduler", scheduler]
+        command += ["--block-rows", str(BLOCK), "--cluster", scheduler]
         self.log = Path(f"{output}.log")
         with self.log.open("w") as log:
             environment = os.environ | {"PYTHONPATH": path} | settings
