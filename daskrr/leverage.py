@@ -11,10 +11,11 @@ from typing import Any
 from numpy.typing import DTypeLike
 
 from daskrr.arguments import Job, Options, prepare
+from daskrr.engine.feed import note, reporter
 from daskrr.engine.journal import Journal
 from daskrr.engine.passes import Run, split
 from daskrr.engine.plan import Plan, Workers, check_fits
-from daskrr.engine.progress import Reporter, reporter
+from daskrr.engine.progress import Reporter
 from daskrr.fitting import Pace, fit
 from daskrr.growth import grow_until_tight
 from daskrr.kernels import Kernel
@@ -147,6 +148,7 @@ def score_job(
     check_fits(job.plan, Workers.of(job.executor))
     job.executor.check(job.rows)
     with reporter(progress) as report:
+        note(**job.facts)
         run = Run(
             job.name, job.rows, split(job.rows.n_rows, job.plan.block_rows), job.executor, report, journal, earlier
         )

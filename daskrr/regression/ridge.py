@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from daskrr.arguments import prepare
-from daskrr.engine.progress import Reporter, reporter
+from daskrr.engine.feed import reporter
+from daskrr.engine.progress import Reporter
 from daskrr.engine.scheduler import InProcess
 from daskrr.errors import InvalidParameter
 from daskrr.kernels import Kernel, from_spec
