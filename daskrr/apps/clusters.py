@@ -64,6 +64,7 @@ def local_cluster(workers: int | None = None, memory_limit: str | int | None = N
             # Failures come back as exceptions; the log would only repeat them, each with its traceback.
             silence_logs=logging.CRITICAL,
             preload=[__name__],
+            scheduler_kwargs={"preload": ["daskrr.apps.dashboard"]},
         )
 
 

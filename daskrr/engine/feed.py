@@ -106,7 +106,7 @@ class Feed(Display):
 
     def _message(self, facts: dict[str, Any]) -> dict[str, Any]:
         self._order += 1
-        return {"job": self._job, "order": self._order, "at": time.time()} | facts
+        return {"job": self._job, "client": self._client.id, "order": self._order, "at": time.time()} | facts
 
 
 async def _tell(client: Any, message: dict[str, Any]) -> None:
