@@ -108,7 +108,7 @@ def leverage_scores(
         Rows per task, rounded to whole input chunks. The default depends on p and the chunks alone, since it changes
         the last bits of the result.
     progress
-        None: a bar on a terminal; False: nothing; or a function that receives every event.
+        None: a bar on a terminal, a widget in a notebook; False: nothing; or a function that receives every event.
 
     Raises
     ------

@@ -242,6 +242,7 @@ class Dimension:
         low = [ends[0] for ends in job.dimensions]
         high = [ends[1] if math.isfinite(ends[1]) else ends[0] for ends in job.dimensions]
         self.source.data = {"round": rounds, "low": low, "high": high}
+        self.figure.visible = bool(rounds)
         self.figure.xaxis.ticker = rounds
         self.figure.x_range.end = max(1, len(rounds)) + 0.5
         if rounds:
@@ -267,6 +268,7 @@ class Histogram:
         """Draw the classes that hold any rows."""
         left, right, rows = _shown_classes(job.counts.get(self.kind))
         self.source.data = {"left": left, "right": right, "rows": rows}
+        self.figure.visible = bool(rows)
         if rows:
             self.figure.x_range.start, self.figure.x_range.end = left[0] / 2.0, right[-1] * 2.0
             self.figure.y_range.end = 1.05 * max(rows)

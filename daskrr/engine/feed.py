@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from daskrr.engine import progress
 from daskrr.engine.addresses import redact
 from daskrr.engine.progress import Display, Event, Reporter
+from daskrr.engine.widget import in_notebook, notebook_display
 from daskrr.numerics import blas, histogram
 
 TOPIC = "daskrr"
@@ -35,11 +36,11 @@ _current: ContextVar["Feed | None"] = ContextVar("daskrr-feed", default=None)
 def reporter(told: Reporter | bool | None = None) -> Display:
     """Choose where events go, as :func:`daskrr.engine.progress.reporter` does, and have the scheduler know them too.
 
-    Within a call that feeds the scheduler already, nothing is told twice.
+    None and True show a widget in a notebook. Within a call that feeds the scheduler already, nothing is told twice.
     """
     if isinstance(told, Feed):
         return progress.Relay(told)
-    display = progress.reporter(told)
+    display = notebook_display() if told in (None, True) and in_notebook() else progress.reporter(told)
     client = None if _current.get() else _running_client()
     return display if client is None else Feed(display, client)
 

@@ -43,7 +43,7 @@ class NystromTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Sket
     random_state
         Seed of the landmarks; None draws one.
     progress
-        None: a bar on a terminal; False: nothing.
+        None: a bar on a terminal, a widget in a notebook; False: nothing.
 
     Attributes
     ----------
