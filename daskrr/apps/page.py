@@ -23,7 +23,7 @@ LEAST_SPAN = 10.0
 STYLE = """
 :host { font-family: Helvetica, Arial, sans-serif; color: #222; }
 .bk-clearfix { display: block; width: 100%; }
-h2 { font-size: 17px; margin: 2px 0 2px; font-weight: 600; }
+h2 { font-size: 17px; margin: 2px 0 2px; font-weight: 600; overflow-wrap: anywhere; }
 .state { color: white; border-radius: 3px; padding: 1px 8px; font-size: 12px; font-weight: 600; margin-left: 6px; }
 .about { color: #555; font-size: 13px; overflow-wrap: anywhere; }
 .cards { display: flex; flex-wrap: wrap; gap: 8px; margin-top: 8px; }
@@ -78,14 +78,16 @@ def head(job: JobBoard, limit: float, others: int = 0) -> str:
     )
     error = f"<div class='error'><b>Last error.</b> {escape(job.error)}</div>" if job.error else ""
     return (
-        f"<h2>{escape(_title(job))}{state}{more}</h2><div class='about'>{escape(_about(job))}</div>"
+        f"<h2 title='{escape(_title(job))}'>{escape(_title(job, short=True))}{state}{more}</h2>"
+        f"<div class='about'>{escape(_about(job))}</div>"
         f"<div class='cards'>{cards}</div>{error}{_lease(job)}"
     )
 
 
-def _title(job: JobBoard) -> str:
-    name, output = job.facts.get("input", "daskrr"), job.facts.get("output")
-    return f"{name} → {output}" if output else str(name)
+def _title(job: JobBoard, short: bool = False) -> str:
+    """Where rows come from and scores go; short, without the folders."""
+    places = [str(job.facts[name]) for name in ("input", "output") if job.facts.get(name)]
+    return " → ".join(place.rpartition("/")[2] if short else place for place in places) or "daskrr"
 
 
 def _about(job: JobBoard) -> str:

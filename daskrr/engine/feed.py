@@ -69,12 +69,12 @@ class Feed(Display):
         self._token: Token | None = None
 
     def __call__(self, event: Event) -> None:
-        """Hand the event on, and send it if it is time."""
-        self._display(event)
+        """Send the event if it is time, and hand it on."""
         now = time.monotonic()
         if event.done == 0 or event.ended or now >= self._next:
             self._next = now + EVERY
             self.send(event=asdict(event))
+        self._display(event)
 
     def __enter__(self) -> Self:
         self._token = _current.set(self)
