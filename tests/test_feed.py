@@ -144,10 +144,20 @@ class TestCluster:
 
 def test_matmul_speed__keeps_the_best(monkeypatch):
     monkeypatch.setattr(feed, "_speeds", {})
-    monkeypatch.setattr(feed, "MATMUL_EVERY", 0.0)
-    speeds = iter([3.0, 5.0, 4.0])
-    monkeypatch.setattr(feed, "_measured_speed", lambda dtype: next(speeds))
-    assert [matmul_speed("float64") for _ in range(3)] == [3.0, 5.0, 5.0]
+    monkeypatch.setattr(feed, "MATMUL_SHARE", float("inf"))
+    seconds = iter([0.5, 0.25, 1.0])
+    monkeypatch.setattr(feed, "_multiply", lambda dtype: next(seconds))
+    flops = 2.0 * feed.MATMUL_SIZE**3
+    assert [matmul_speed("float64") for _ in range(3)] == [2 * flops, 4 * flops, 4 * flops]
+
+
+def test_matmul_speed__is_measured_rarely(monkeypatch):
+    monkeypatch.setattr(feed, "_speeds", {})
+    measured = []
+    monkeypatch.setattr(feed, "_multiply", lambda dtype: measured.append(dtype) or 1.0)
+    for _ in range(100):
+        matmul_speed("float32")
+    assert measured == ["float32"]
 
 
 def test_octaves__count_every_value():

@@ -28,7 +28,8 @@ EVERY = 0.5
 LONGEST_GOODBYE = 2.0
 # A multiply of this size comes near the speed of larger ones and takes a few hundredths of a second.
 MATMUL_SIZE = 768
-MATMUL_EVERY = 10.0
+# What part of the time may be spent on measuring.
+MATMUL_SHARE = 0.002
 _speeds: dict[str, tuple[float, float]] = {}
 _current: ContextVar["Feed | None"] = ContextVar("daskrr-feed", default=None)
 
@@ -135,19 +136,21 @@ def count(kind: str, run: str, start: int, values: NDArray, dtype: np.dtype) -> 
 def matmul_speed(dtype: str) -> float:
     """Operations per second of a matrix multiply on one thread of this process: the best that was measured.
 
-    Other programs slow a measurement down, so there is another now and then.
+    Other programs slow a measurement down, so there is another now and then, as often as costs next to nothing.
     """
     best, due = _speeds.get(dtype, (0.0, 0.0))
     if time.monotonic() >= due:
-        best = max(best, _measured_speed(dtype))
-        _speeds[dtype] = best, time.monotonic() + MATMUL_EVERY
+        seconds = _multiply(dtype)
+        best = max(best, 2.0 * MATMUL_SIZE**3 / seconds)
+        _speeds[dtype] = best, time.monotonic() + seconds / MATMUL_SHARE
     return best
 
 
-def _measured_speed(dtype: str) -> float:
+def _multiply(dtype: str) -> float:
+    """Seconds of one multiply."""
     A = np.full((MATMUL_SIZE, MATMUL_SIZE), 0.5, dtype)
     with blas.one_thread():
         A[:256] @ A[:, :256]  # what a first call takes besides
         began = time.perf_counter()
         A @ A
-        return 2.0 * MATMUL_SIZE**3 / (time.perf_counter() - began)
+        return time.perf_counter() - began
