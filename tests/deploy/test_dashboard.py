@@ -232,3 +232,34 @@ def ask(url: str, method: str = "GET") -> bytes:
     request = urllib.request.Request(url, method=method, headers={"Authorization": "token t"})
     with urllib.request.urlopen(request, timeout=GENEROUS) as answer:
         return answer.read()
+
+
+CELL = """
+import numpy, daskrr
+X = numpy.random.default_rng(0).standard_normal((2_000_000, 4))
+daskrr.leverage_scores(X, daskrr.kernels.Gaussian(2.0), 1e-3, 400, sampling="uniform", random_state=0)
+"""
+
+
+class TestNotebook:
+    def test_an_interrupt_stops_the_job_and_its_bar(self):
+        manager = pytest.importorskip("jupyter_client.manager", reason="jupyter-client is not installed")
+        pytest.importorskip("ipywidgets", reason="ipywidgets is not installed")
+        kernel, client = manager.start_new_kernel(kernel_name="python3", startup_timeout=GENEROUS)
+        try:
+            told: list[str] = []
+            asked = client.execute(CELL)
+            while not any("pass 1: gram · 1" in text for text in told):
+                told.append(json.dumps(client.get_iopub_msg(timeout=GENEROUS)["content"], ensure_ascii=False))
+            kernel.interrupt_kernel()
+            while '"execution_state": "idle"' not in told[-1]:
+                told.append(json.dumps(client.get_iopub_msg(timeout=GENEROUS)["content"], ensure_ascii=False))
+            while (reply := client.get_shell_msg(timeout=GENEROUS))["parent_header"]["msg_id"] != asked:
+                pass
+            assert reply["content"]["ename"] == "KeyboardInterrupt"
+            assert any("application/vnd.jupyter.widget-view+json" in text for text in told)
+            assert any('"bar_style": "danger"' in text for text in told)
+            assert any("pass 1: gram, stopped at" in text for text in told)
+        finally:
+            client.stop_channels()
+            kernel.shutdown_kernel(now=True)
