@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from daskrr.engine.addresses import redact
 from daskrr.engine.passes import Executor, executor
 from daskrr.engine.plan import Plan, Work, Workers, make_plan
 from daskrr.engine.rows import Rows, open_rows
@@ -85,6 +86,20 @@ class Job:
     executor: Executor
     looks: int = 0
     began: float = field(default_factory=time.perf_counter)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a page about it says at its head."""
+        return {
+            "run": self.name,
+            "input": redact(self.rows.origin),
+            "rows": self.rows.n_rows,
+            "features": self.rows.shape[1],
+            "kernel": repr(self.settings.kernel),
+            "ridge": self.settings.smallest,
+            "landmarks": self.settings.n_landmarks,
+            "tolerance": None if self.target is None else self.target.relative,
+        }
 
 
 def prepare(

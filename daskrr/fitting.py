@@ -14,6 +14,7 @@ import zarr
 from daskrr import __version__
 from daskrr.arguments import Job
 from daskrr.engine.passes import Run, superblocks
+from daskrr.engine.progress import Stage
 from daskrr.errors import CheckFailed
 from daskrr.numerics.algebra import check_resolution
 from daskrr.numerics.tiles import tile_rows
@@ -50,6 +51,11 @@ class Pace:
         """What the progress bar says."""
         return "pass 1: gram" if self.n_rounds == 1 else f"round {self.round + 1} of at most {self.n_rounds}: gram"
 
+    @property
+    def algebra_title(self) -> str:
+        """What it says while the Gram matrix is factored and what is left of the kernel is audited."""
+        return self.title.removesuffix("gram") + "algebra"
+
 
 def fit(
     job: Job, run: Run, settings: Settings, chosen: Chosen, weighing: Weighing | None, pace: Pace | None = None
@@ -72,17 +78,20 @@ def fit(
     parameters = {
         "dtype": str(settings.dtype), "n_rows": sketch.n_rows, "ridges": list(settings.ridges), "leading": job.certify,
     }  # fmt: skip
-    ridged = sketch.algebra.perform("add_ridge", first.gram, parameters)
-    sketch = replace(sketch, probe=make_probe(run, sketch, first, seed, pace.round))
     proof = None
-    if job.certify:
-        found = audit(run, sketch, first, audit_rows, pace.failure_probability, seed, pace.round)
-        # What all rounds together may spend, since one looks at each to choose whether to stop.
-        found = replace(found, failure_probability=job.failure_probability if audit_rows else 0.0)
-        sketch = replace(sketch, certainty=certainty_of(sketch, found, ridged["score_errors"]))
-        proof = _proof(job, sketch, found, first, ridged, weighing)
-    summary = _summary(job, sketch, whitened, ridged, first, share)
-    return LeverageResult(run.rows, run.blocks, sketch, first.kept, run.executor, job.plan, summary, proof), first
+    with Stage(run.report, pace.algebra_title, total=1) as stage:
+        ridged = sketch.algebra.perform("add_ridge", first.gram, parameters)
+        sketch = replace(sketch, probe=make_probe(run, sketch, first, seed, pace.round))
+        if job.certify:
+            found = audit(run, sketch, first, audit_rows, pace.failure_probability, seed, pace.round)
+            # What all rounds together may spend, since one looks at each to choose whether to stop.
+            found = replace(found, failure_probability=job.failure_probability if audit_rows else 0.0)
+            sketch = replace(sketch, certainty=certainty_of(sketch, found, ridged["score_errors"]))
+            proof = _proof(job, sketch, found, first, ridged, weighing)
+        summary = _summary(job, sketch, whitened, ridged, first, share)
+        result = LeverageResult(run.rows, run.blocks, sketch, first.kept, run.executor, job.plan, summary, proof)
+        stage.tell(result.dimension_so_far)
+    return result, first
 
 
 def _with_base(run: Run, sketch: NystromSketch, pace: Pace) -> Run:

@@ -14,9 +14,10 @@ import numpy as np
 
 from daskrr.arguments import Job, Options, prepare
 from daskrr.engine.addresses import redact
+from daskrr.engine.feed import note, reporter
 from daskrr.engine.journal import Journal
 from daskrr.engine.lease import Lease
-from daskrr.engine.progress import Event, Reporter, reporter
+from daskrr.engine.progress import Event, Reporter
 from daskrr.engine.records import Records
 from daskrr.engine.storage import OutputStore
 from daskrr.errors import (
@@ -207,6 +208,7 @@ class Work:
         return Noted(self.store.records, self.generation, self.told)
 
     def __enter__(self) -> "Work":
+        note(output=redact(str(self.store)), lease=self.lease.facts)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 from numpy.typing import DTypeLike
 
 from daskrr.arguments import Job, Options, prepare
+from daskrr.engine.feed import note, reporter
 from daskrr.engine.journal import Journal
 from daskrr.engine.passes import Run, split
 from daskrr.engine.plan import Plan, Workers, check_fits
-from daskrr.engine.progress import Reporter, reporter
+from daskrr.engine.progress import Reporter
 from daskrr.fitting import Pace, fit
 from daskrr.growth import grow_until_tight
 from daskrr.kernels import Kernel
@@ -107,7 +108,7 @@ def leverage_scores(
         Rows per task, rounded to whole input chunks. The default depends on p and the chunks alone, since it changes
         the last bits of the result.
     progress
-        None: a bar on a terminal; False: nothing; or a function that receives every event.
+        None: a bar on a terminal, a widget in a notebook; False: nothing; or a function that receives every event.
 
     Raises
     ------
@@ -147,6 +148,7 @@ def score_job(
     check_fits(job.plan, Workers.of(job.executor))
     job.executor.check(job.rows)
     with reporter(progress) as report:
+        note(**job.facts)
         run = Run(
             job.name, job.rows, split(job.rows.n_rows, job.plan.block_rows), job.executor, report, journal, earlier
         )

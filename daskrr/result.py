@@ -14,11 +14,12 @@ import zarr
 from dask.delayed import Delayed
 from numpy.typing import NDArray
 
+from daskrr.engine.feed import reporter
 from daskrr.engine.journal import Journal
 from daskrr.engine.passes import Block, Executor, Run, as_array, task
 from daskrr.engine.places import Staged
 from daskrr.engine.plan import Plan
-from daskrr.engine.progress import Reporter, reporter
+from daskrr.engine.progress import Reporter
 from daskrr.engine.rows import Rows
 from daskrr.engine.storage import OutputStore
 from daskrr.errors import CheckFailed, InvalidParameter
@@ -100,6 +101,14 @@ class LeverageResult:
         if self._proof is None:
             raise not_certified("effective dimension")
         return dimension_bounds(self.sketch, self._proof.audit, self._proof.dimensions)
+
+    @property
+    def dimension_so_far(self) -> tuple[float, float]:
+        """What is known of the effective dimension at the smallest ridge, with no end above it if not certified."""
+        column = self.column(None)
+        if self.certified:
+            return self.effective_dimension_bounds[column]
+        return float(np.atleast_1d(self.effective_dimension)[column]), math.inf
 
     def excess_among(self, first: FirstPass) -> float:
         """How many times as wide as it may be the widest interval is, of the rows that pass 1 drew for the audit.
@@ -193,7 +202,9 @@ class LeverageResult:
     ) -> list[Any]:
         """Pass 2 over all rows: what ``then`` makes of each block, in this process."""
         run = Run(self.sketch.run, self.rows, self.blocks, self.executor, report)
-        return self.executor.values(run.collect("pass 2: scores", self.score_tasks(use, then, more)))
+        return self.executor.values(
+            run.collect("pass 2: scores", self.score_tasks(use, then, more), self.sketch.score_flops)
+        )
 
     def _receipts(self, staged: Staged, then: Callable[..., Any], report: Reporter, journal: Journal) -> list[Receipt]:
         """Pass 2 over all rows that have no receipt yet, and the receipts of all, in row order."""
@@ -201,7 +212,7 @@ class LeverageResult:
         missing = [block for block in self.blocks if block.start not in known]
         run = Run(self.sketch.run, self.rows, missing, self.executor, report)
         tasks = self.score_tasks("store", partial(write_for_good, journal, staged, then), self._weights, missing)
-        run.finish("pass 2: scores", tasks)
+        run.finish("pass 2: scores", tasks, self.sketch.score_flops)
         return [Receipt.from_record(journal.read("receipts", block.start)) for block in self.blocks]
 
     def _intact(self, staged: Staged, report: Reporter, journal: Journal) -> set[int]:

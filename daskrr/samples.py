@@ -11,8 +11,9 @@ import numpy as np
 from dask.delayed import Delayed
 from numpy.typing import NDArray
 
+from daskrr.engine.feed import reporter
 from daskrr.engine.passes import Run, executor, split, task
-from daskrr.engine.progress import Reporter, reporter
+from daskrr.engine.progress import Reporter
 from daskrr.engine.rows import Rows, has_no_path, open_rows, pieces
 from daskrr.engine.storage import RESULT_KEY, OutputStore, stored_column
 from daskrr.errors import InvalidData, InvalidParameter, check_count

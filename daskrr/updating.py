@@ -12,9 +12,10 @@ import zarr
 from numpy.typing import NDArray
 
 from daskrr.arguments import Job, Options, prepare
+from daskrr.engine.feed import reporter
 from daskrr.engine.lease import Lease
 from daskrr.engine.passes import split, superblocks
-from daskrr.engine.progress import Reporter, reporter
+from daskrr.engine.progress import Reporter
 from daskrr.engine.rows import Rows, open_rows
 from daskrr.errors import InvalidData, InvalidParameter, SourceChanged
 from daskrr.fitting import Pace, versions

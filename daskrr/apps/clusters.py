@@ -4,7 +4,7 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,9 @@ _CURE = (
 )
 
 
-def local_cluster(workers: int | None = None, memory_limit: str | int | None = None) -> LocalCluster:
+def local_cluster(
+    workers: int | None = None, memory_limit: str | int | None = None, asynchronous: bool = False
+) -> LocalCluster:
     """Start worker processes on this machine that nothing outside of it can reach.
 
     Parameters
@@ -42,6 +44,9 @@ def local_cluster(workers: int | None = None, memory_limit: str | int | None = N
         Number of single-threaded processes, by default one for each core this process may use.
     memory_limit
         Memory of each worker, such as ``"2GiB"``; by default an equal share of the machine's memory.
+    asynchronous
+        Whether the caller awaits the cluster, as the extension of JupyterLab does. It starts then, so that what it is
+        started with stays in the configuration of Dask.
 
     Returns
     -------
@@ -58,7 +63,7 @@ def local_cluster(workers: int | None = None, memory_limit: str | int | None = N
     # Dask reads this while the cluster lives. It looks 15 s after a worker was lost, and takes one that has died again
     # and is being restarted at that moment for one that never came back: its nanny is closed, for good.
     dask.config.set({"distributed.deploy.lost-worker-timeout": "1 day"})
-    with dask.config.set(settings):
+    with nullcontext(dask.config.set(settings)) if asynchronous else dask.config.set(settings):
         return LocalCluster(
             n_workers=CPU_COUNT if workers is None else workers,
             threads_per_worker=1,
@@ -69,6 +74,8 @@ def local_cluster(workers: int | None = None, memory_limit: str | int | None = N
             # Failures come back as exceptions; the log would only repeat them, each with its traceback.
             silence_logs=logging.CRITICAL,
             preload=[__name__],
+            scheduler_kwargs={"preload": ["daskrr.apps.dashboard"]},
+            asynchronous=asynchronous,
         )
 
 

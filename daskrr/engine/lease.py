@@ -100,6 +100,13 @@ class Lease:
             self._thread.join(LONGEST_GOODBYE)
         self.release()
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Who holds it and how it is kept alive, for people."""
+        return {
+            "host": socket.gethostname(), "pid": os.getpid(), "generation": self.generation, "seconds": self.seconds,
+        }  # fmt: skip
+
     def acquire(self, wait: bool = False) -> int:
         """Take the lease and return its generation, 1 more than any before.
 

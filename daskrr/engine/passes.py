@@ -183,16 +183,20 @@ class Run:
     journal: Journal | None = None
     earlier: Any = None
 
-    def collect(self, title: str, tasks: Iterable[Delayed]) -> list[Any]:
+    @property
+    def _n_rows(self) -> int:
+        return sum(block.n_rows for block in self.blocks)
+
+    def collect(self, title: str, tasks: Iterable[Delayed], row_flops: float = 0.0) -> list[Any]:
         """Run one task per block under a title that people see; a handle of each result, in block order."""
         handles: list[Any] = []
-        with Stage(self.report, title, total=len(self.blocks), total_rows=self.rows.n_rows) as stage:
+        with Stage(self.report, title, len(self.blocks), self._n_rows, row_flops) as stage:
             for block, handle in self.executor.window(tasks, self.blocks):
                 handles.append(handle)
                 stage.advance(rows=block.n_rows)
         return handles
 
-    def finish(self, title: str, tasks: Iterable[Delayed]) -> None:
+    def finish(self, title: str, tasks: Iterable[Delayed], row_flops: float = 0.0) -> None:
         """Run one task per block whose results are on storage; nothing is held, so that nothing is lost with a worker.
 
         Raises
@@ -201,7 +205,7 @@ class Run:
             When all other blocks are done.
         """
         poison: list[PoisonBlock] = []
-        with Stage(self.report, title, total=len(self.blocks), total_rows=self.rows.n_rows) as stage:
+        with Stage(self.report, title, len(self.blocks), self._n_rows, row_flops) as stage:
             for block, handle in self.executor.window(tasks, self.blocks, in_order=False, spare=True):
                 if isinstance(handle, PoisonBlock):
                     poison.append(handle)

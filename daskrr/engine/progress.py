@@ -6,11 +6,12 @@ Bars, log lines and anything a caller writes are all reporters, so the engine kn
 
 import atexit
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Self, TextIO
+from dataclasses import dataclass, replace
+from typing import Any, Self, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -36,6 +37,13 @@ class Event:
         Anything worth telling beside the numbers.
     stopped
         Whether the stage ends here without being complete, after an error or an interrupt.
+    row_flops
+        Floating-point operations that a row takes, 0 where they are not counted.
+    dimension
+        What the effective dimension at the smallest ridge lies between, once that is known; up to infinity if it is
+        not certified.
+    found
+        Blocks and rows among the finished ones that were there before the stage began.
     """
 
     stage: str
@@ -46,6 +54,9 @@ class Event:
     seconds: float
     message: str = ""
     stopped: bool = False
+    row_flops: float = 0.0
+    dimension: tuple[float, float] | None = None
+    found: tuple[int, int] = (0, 0)
 
     @property
     def ended(self) -> bool:
@@ -55,14 +66,15 @@ class Event:
     @property
     def rate(self) -> float:
         """Rows per second so far, 0 before the first block."""
-        return self.rows / self.seconds if self.seconds > 0 else 0.0
+        return (self.rows - self.found[1]) / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def remaining(self) -> float | None:
         """Estimated seconds left, or None before the first block."""
-        if self.done <= 0:
+        made = self.done - self.found[0]
+        if made <= 0:
             return None
-        return self.seconds * max(self.total - self.done, 0) / self.done
+        return self.seconds * max(self.total - self.done, 0) / made
 
 
 Reporter = Callable[[Event], None]
@@ -81,6 +93,8 @@ class Stage:
         Number of blocks.
     total_rows
         Number of rows, 0 for a stage that does not go over rows.
+    row_flops
+        Floating-point operations that a row takes, 0 where they are not counted.
 
     Examples
     --------
@@ -92,10 +106,9 @@ class Stage:
     [0, 1, 2]
     """
 
-    def __init__(self, report: Reporter, name: str, total: int, total_rows: int = 0) -> None:
-        self._report, self._name = report, name
-        self._total, self._total_rows = total, total_rows
-        self._done = self._rows = 0
+    def __init__(self, report: Reporter, name: str, total: int, total_rows: int = 0, row_flops: float = 0.0) -> None:
+        self._report = report
+        self._state = Event(name, 0, total, 0, total_rows, 0.0, row_flops=row_flops)
         self._started = 0.0
 
     def __enter__(self) -> Self:
@@ -104,23 +117,30 @@ class Stage:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._done >= self._total:
+        if self._state.ended:
             return
         if kind is None:
-            self.advance(self._total)
+            self.advance(self._state.total)
         else:
-            self._send(kind.__name__, stopped=True)
+            self._send(message=kind.__name__, stopped=True)
 
     def advance(self, blocks: int = 1, rows: int = 0) -> None:
         """Report that so many more blocks and rows are finished."""
-        self._done = min(self._done + blocks, self._total)
-        self._rows += rows
-        self._send()
+        state = self._state
+        self._send(done=min(state.done + blocks, state.total), rows=state.rows + rows)
 
-    def _send(self, message: str = "", stopped: bool = False) -> None:
-        seconds = time.perf_counter() - self._started
-        done, rows = self._done, self._rows
-        self._report(Event(self._name, done, self._total, rows, self._total_rows, seconds, message, stopped))
+    def find(self, blocks: int, rows: int) -> None:
+        """Report that so many blocks and rows were finished before, which says nothing about the speed."""
+        self._state = replace(self._state, found=(blocks, rows))
+        self.advance(blocks, rows)
+
+    def tell(self, dimension: tuple[float, float]) -> None:
+        """Have the next event say what the effective dimension lies between."""
+        self._state = replace(self._state, dimension=dimension)
+
+    def _send(self, **changes: Any) -> None:
+        self._state = replace(self._state, seconds=time.perf_counter() - self._started, **changes)
+        self._report(self._state)
 
 
 class Display:
@@ -274,6 +294,7 @@ def describe(event: Event) -> str:
         parts += [f"{event.total_rows:,} rows"] if event.total_rows else []
     else:
         parts = [blocks, *rate, f"{duration(event.remaining)} left"]
+    parts += [] if event.dimension is None else [f"effective dimension {interval(event.dimension)}"]
     return ", ".join([event.stage, *parts]) + (f" ({event.message})" if event.message else "")
 
 
@@ -282,6 +303,21 @@ def _short(event: Event) -> str:
     left = "" if event.remaining is None else f"{duration(event.remaining)} left"
     rate = f"{amount(event.rate)} rows/s" if event.rows else ""
     return "  ".join(part for part in (f"{event.done}/{event.total}", rate, left) if part)
+
+
+def interval(ends: tuple[float, float]) -> str:
+    """Two ends with as many decimals as tell them apart, and one more.
+
+    Examples
+    --------
+    >>> interval((376.2913, 377.3815)), interval((41.52, math.inf))
+    ('376.3–377.4', 'at least 41.5')
+    """
+    low, high = ends
+    if high == math.inf:
+        return f"at least {low:,.1f}"
+    decimals = min(max(1 - math.floor(math.log10(max(high - low, 1e-5))), 0), 6)
+    return f"{low:,.{decimals}f}–{high:,.{decimals}f}"
 
 
 def amount(value: float) -> str:

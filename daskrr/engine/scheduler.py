@@ -17,7 +17,9 @@ import time
 import uuid
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Any, Protocol
 
 import distributed
@@ -34,6 +36,9 @@ from daskrr.errors import DaskrrError, SourceUnreachable
 from daskrr.numerics import blas
 
 log = logging.getLogger("daskrr")
+
+# What a scheduler loads to show a page about the jobs.
+PAGE = "daskrr.apps.dashboard"
 
 # Asked for instead of a kind of payload.
 EVERYTHING = "everything"
@@ -66,6 +71,7 @@ class FactorPlugin(SchedulerPlugin):
         scheduler.handlers["daskrr_fetch"] = self.fetch
         scheduler.handlers["daskrr_fork"] = self.fork
         scheduler.handlers["daskrr_free"] = self.free
+        _show_page(scheduler)
 
     async def close(self) -> None:
         """Let the thread go."""
@@ -141,6 +147,12 @@ def _gathered_perform(factors: Factors, step: str, data: Any, parameters: dict[s
     elif isinstance(data, Serialize):  # from a worker in this process
         data = data.data
     return _perform(factors, step, data, parameters)
+
+
+def _show_page(scheduler: Any) -> None:
+    """Have the dashboard show daskrr's page, as the preload of that name does; jobs can do without."""
+    with suppress(Exception):
+        import_module(PAGE).dask_setup(scheduler)
 
 
 async def dask_setup(scheduler: Any) -> None:

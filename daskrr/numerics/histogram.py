@@ -29,3 +29,21 @@ def quantiles(counts: NDArray[np.int64], levels: Sequence[float]) -> list[float]
         return None
     places = np.searchsorted(np.cumsum(counts), np.maximum(np.array(levels) * total, 1.0))
     return np.minimum(np.append(ENDS, 1.0)[places], 1.0).tolist()
+
+
+# Octaves below 1 that :func:`octaves` tells apart; the first holds whatever is smaller, the last whatever is larger.
+OCTAVES = 40
+
+
+def octaves(values: NDArray) -> NDArray[np.int64]:
+    """How many of the values are in each octave from 2^-k up to 2^(1-k), the smallest first.
+
+    Coarser than :func:`count` and an order of magnitude faster: to look at while rows pass by.
+
+    Examples
+    --------
+    >>> octaves(np.array([1.0, 0.6, 0.5, 0.3, 1e-30, 0.0]))[-3:]
+    array([0, 1, 3])
+    """
+    exponents = np.frexp(np.maximum(values, 2.0**-OCTAVES))[1]
+    return np.bincount(np.minimum(exponents + OCTAVES - 1, OCTAVES - 1), minlength=OCTAVES)

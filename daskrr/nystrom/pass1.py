@@ -107,7 +107,8 @@ def first_pass(
     payload = held(sketch.algebra, "whitener", run.executor) if payload is None else payload
     tasks = partial(sketch.gram_tasks, payload, run.rows, draws=draws, with_gram=with_gram, targets=targets)
     keeps = with_gram and targets is None
-    with Stage(run.report, title, total=len(run.blocks), total_rows=run.rows.n_rows) as stage:
+    flops = sketch.gram_flops(with_gram)
+    with Stage(run.report, title, len(run.blocks), run.rows.n_rows, flops) as stage:
         if run.journal is None:
             total, kept = _sum_on_workers(run, tasks, keeps, stage)
         else:

@@ -16,6 +16,7 @@ import numpy as np
 from dask.delayed import Delayed
 from numpy.typing import NDArray
 
+from daskrr.engine import feed
 from daskrr.engine.opaque import unseal
 from daskrr.engine.passes import Block, as_array, block_rows, split, task
 from daskrr.engine.rows import Rows, open_rows, pieces
@@ -135,6 +136,7 @@ class TargetRows:
 
 
 def gram_task(
+    run: str,
     kernel: Kernel,
     dtype: np.dtype,
     draws: dict[str, Draw],
@@ -147,7 +149,11 @@ def gram_task(
 ) -> GramPart:
     """Pass 1 on one block, with its targets if there are any."""
     found = _targets(targets[0], start, isinstance(kernel, Weighted), *about) if about else None
-    return gram_block(whitener_of(payload, kernel, dtype), pieces(source), start, draws, with_gram, found)
+    part = gram_block(whitener_of(payload, kernel, dtype), pieces(source), start, draws, with_gram, found)
+    if part.kept is not None:
+        mean = part.totals.diagonal / max(1, len(part.kept.residual))
+        feed.count("residual", run, start, part.kept.residual / (mean or 1.0), dtype)
+    return part
 
 
 def _and_then(then: Callable[[GramPart], Any], work: Callable[..., GramPart], *arguments: Any) -> Any:
@@ -170,6 +176,7 @@ def read_targets(source: Any, start: int) -> NDArray[np.float64]:
 
 
 def score_task(
+    run: str,
     reading: Reading,
     then: Callable[..., Any],
     payload: dict[str, Any],
@@ -180,7 +187,10 @@ def score_task(
     *more: Any,
 ) -> Any:
     """What ``then`` makes of pass 2 on one block."""
-    return then(score_block(reading.scorer(payload, probe), pieces(source), start, kept_of(kept)), start, *more)
+    scored = score_block(reading.scorer(payload, probe), pieces(source), start, kept_of(kept))
+    smallest = reading.shifts.index(min(reading.shifts))
+    feed.count("score", run, start, scored.scores[:, smallest], reading.dtype)
+    return then(scored, start, *more)
 
 
 def kept_of(kept: Any) -> Kept:
@@ -252,6 +262,15 @@ class NystromSketch:
         """The ridges, for people."""
         return ", ".join(f"{ridge:g}" for ridge in self.ridges)
 
+    def gram_flops(self, with_gram: bool = True) -> float:
+        """Floating-point operations of a row in pass 1: kernel columns, a triangular product, and its Gram matrix."""
+        return 2.0 * self.rank * self.n_features + (2.0 if with_gram else 1.0) * self.rank**2
+
+    @property
+    def score_flops(self) -> float:
+        """Floating-point operations of a row in pass 2: a triangular product, and a full one for several ridges."""
+        return 2.0 * self.rank * self.n_features + (1.0 if len(self.ridges) == 1 else 3.0) * self.rank**2
+
     @property
     def residual_error(self) -> float:
         """Round-off that a residual may carry, as a multiple of k_ii."""
@@ -313,7 +332,7 @@ class NystromSketch:
     ) -> Iterator[Delayed]:
         """The tasks of pass 1, to which ``payload`` is the factor of W; ``then`` says what each does with its part."""
         about = None if targets is None else (targets.origin, targets.folds)
-        work = partial(gram_task, self.kernel, self.dtype, draws, with_gram, about)
+        work = partial(gram_task, self.run, self.kernel, self.dtype, draws, with_gram, about)
         rows = rows.anew(f"gram-{self.run}")
         name = "gram" if with_gram else "residual"
         y = None if targets is None else targets.rows.anew(f"targets-{self.run}")
@@ -337,7 +356,7 @@ class NystromSketch:
         ``then`` is called with a block's :class:`ScoredRows`, its first row and what ``more`` has for it, in the same
         task.
         """
-        work = partial(score_task, self.reading, then)
+        work = partial(score_task, self.run, self.reading, then)
         rows = rows.anew(f"{use}-{self.run}")
         for b, kept_block in zip(blocks, kept, strict=True):
             source = rows.source(b.start, b.stop)

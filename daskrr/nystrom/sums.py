@@ -137,7 +137,7 @@ class Sums:
         missing = [group for group in groups[done:] if group.index not in known]
         blocks = [block for group in missing for block in group.blocks[self._n_ahead(group) :]]
         if len(blocks) < len(self.run.blocks):
-            stage.advance(len(self.run.blocks) - len(blocks), self.run.rows.n_rows - sum(b.n_rows for b in blocks))
+            stage.find(len(self.run.blocks) - len(blocks), self.run.rows.n_rows - sum(b.n_rows for b in blocks))
         self._record(missing, blocks, tasks, stage)
         return self._total(groups[done:]), self._references(groups, done) if self.keeps else []
 

@@ -12,6 +12,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import validate_data
 
 from daskrr.arguments import Job, Options
+from daskrr.engine.feed import note
 from daskrr.engine.passes import Run, as_array, block_rows, executor, split, task
 from daskrr.engine.plan import Workers, check_fits
 from daskrr.engine.rows import Rows, open_rows
@@ -128,4 +129,5 @@ def given_kernel(kernel: Any, n_rows: int) -> Kernel:
 def started(job: Job, report: Any) -> Run:
     """A run whose plan fits the workers."""
     check_fits(job.plan, Workers.of(job.executor))
+    note(**job.facts)
     return Run(job.name, job.rows, split(job.rows.n_rows, job.plan.block_rows), job.executor, report)

@@ -14,8 +14,8 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from daskrr.arguments import Job, Options, prepare
+from daskrr.engine.feed import reporter
 from daskrr.engine.passes import Run, block_rows, executor, split, task
-from daskrr.engine.progress import reporter
 from daskrr.engine.scheduler import held
 from daskrr.engine.storage import OutputStore
 from daskrr.errors import InvalidData

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from daskrr.arguments import prepare
-from daskrr.engine.progress import Reporter, reporter
+from daskrr.engine.feed import reporter
+from daskrr.engine.progress import Reporter
 from daskrr.engine.scheduler import InProcess
 from daskrr.errors import InvalidParameter
 from daskrr.kernels import Kernel, from_spec
@@ -42,7 +43,7 @@ class NystromKernelRidge(KernelRidgeModel):
     random_state
         Seed of the landmarks; None draws one.
     progress
-        None: a bar on a terminal; False: nothing.
+        None: a bar on a terminal, a widget in a notebook; False: nothing.
 
     Attributes
     ----------

@@ -12,8 +12,9 @@ from numpy.typing import DTypeLike, NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from daskrr.arguments import Job, check_ridges, prepare
+from daskrr.engine.feed import reporter
 from daskrr.engine.passes import Run, task
-from daskrr.engine.progress import Reporter, reporter
+from daskrr.engine.progress import Reporter
 from daskrr.engine.scheduler import held
 from daskrr.errors import CheckFailed, InvalidData, InvalidParameter, RidgeTooSmall, check_count
 from daskrr.kernels import Gaussian, Kernel, as_kernel

@@ -10,7 +10,8 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from daskrr.arguments import Job, prepare
-from daskrr.engine.progress import Reporter, reporter
+from daskrr.engine.feed import reporter
+from daskrr.engine.progress import Reporter
 from daskrr.engine.rows import open_rows, pieces
 from daskrr.kernels import Kernel
 from daskrr.numerics.gram import whitened_rows
@@ -42,7 +43,7 @@ class NystromTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Sket
     random_state
         Seed of the landmarks; None draws one.
     progress
-        None: a bar on a terminal; False: nothing.
+        None: a bar on a terminal, a widget in a notebook; False: nothing.
 
     Attributes
     ----------

@@ -1,0 +1,192 @@
+"""What the scheduler makes of the feed, and the page that shows it; the page in a browser is in deploy/."""
+
+import json
+import math
+import urllib.request
+
+import numpy as np
+import pytest
+from bokeh.document import Document
+from distributed import Client, LocalCluster
+
+import daskrr
+from daskrr.apps import dashboard, pages
+from daskrr.apps.board import MOST_JOBS, Board
+from daskrr.apps.page import WAITING, Page, head
+from daskrr.engine.progress import Event
+
+
+def client_message(job="j", order=1, at=100.0, **facts):
+    return {"job": job, "client": "c", "order": order, "at": at} | facts
+
+
+def event_of(done, rows, seconds, order, stage="pass 1: gram", **more):
+    event = Event(stage, done, 4, rows, 4000, seconds, row_flops=1e6, **more)
+    return client_message(order=order, at=100.0 + seconds, event=vars(event))
+
+
+def counts_of(start, counts, run="r-0", kind="residual"):
+    return {"run": run, "kind": kind, "start": start, "counts": [*counts, *[0] * (40 - len(counts))],
+            "worker": "w", "speed": 1e10}  # fmt: skip
+
+
+@pytest.fixture
+def board():
+    found = Board()
+    found.take(client_message(state="running"))
+    facts = {"run": "r", "input": "<x>.zarr", "rows": 4000, "features": 3, "kernel": "Gaussian(1)", "ridge": 1e-3}
+    lease = {"host": "here", "pid": 7, "generation": 2, "seconds": 60.0}
+    found.take(client_message(order=2, facts=facts | {"landmarks": 50, "tolerance": None, "lease": lease}))
+    return found
+
+
+class TestBoard:
+    def test_follows_a_stage(self, board):
+        for order, (done, rows, seconds) in enumerate([(0, 0, 0.0), (1, 1000, 1.0), (4, 4000, 2.0)], 3):
+            board.take(event_of(done, rows, seconds, order))
+        job = board.current
+        assert [stage.done for stage in job.stages] == [4]
+        assert [rows for _, rows, _ in job.rates if not math.isnan(rows)] == [1000, 3000]
+        assert job.flops == 2000 * 1e6
+
+    def test_an_event_that_was_overtaken_is_old(self, board):
+        board.take(event_of(3, 3000, 3.0, order=9))
+        board.take(event_of(2, 2000, 2.0, order=8))
+        assert board.current.stage.done == 3
+
+    def test_rows_that_were_there_before_are_no_speed(self, board):
+        board.take(event_of(0, 0, 0.0, 3))
+        board.take(event_of(2, 2000, 0.001, 4, found=(2, 2000)))
+        board.take(event_of(4, 4000, 2.0, 5, found=(2, 2000)))
+        assert max(rows for _, rows, _ in board.current.rates if not math.isnan(rows)) <= 1001
+        assert board.current.stage.rate == 1000
+
+    def test_a_block_that_is_computed_twice_counts_once(self, board):
+        for start in (0, 1000, 0):
+            board.take(counts_of(start, [5, 3]))
+        assert board.current.counts["residual"].values[:2].tolist() == [10, 6]
+
+    def test_a_new_round_starts_a_new_histogram(self, board):
+        board.take(counts_of(0, [5, 3]))
+        board.take(counts_of(0, [1], run="r-1"))
+        assert board.current.counts["residual"].values.sum() == 1
+
+    def test_counts_of_a_run_that_nobody_told_of_are_dropped(self, board):
+        board.take(counts_of(0, [5], run="other"))
+        assert not board.current.counts
+
+    def test_a_client_that_leaves_takes_its_job_along(self, board):
+        board.leave("another")
+        assert board.current.state == "running"
+        board.leave("c")
+        assert board.current.state == "lost"
+        assert "run the same line again" in board.current.error
+
+    def test_a_job_that_ended_is_not_lost(self, board):
+        board.take(client_message(order=9, state="done", error=""))
+        board.leave("c")
+        assert board.current.state == "done"
+
+    def test_keeps_few_jobs_and_drops_ended_ones_first(self, board):
+        for number in range(3 * MOST_JOBS):
+            board.take(client_message(job=f"k{number}", at=200.0 + number, state="done", error=""))
+        assert len(board.jobs) == MOST_JOBS
+        assert board.current.name == "j"
+
+    def test_limit_is_of_all_threads(self, board):
+        assert board.limit({"w": 2}) == 0
+        board.take(counts_of(0, [1]))
+        assert board.limit({"w": 2, "not measured": 1}) == 3e10
+
+    def test_facts_are_json(self, board):
+        board.take(event_of(4, 4000, 2.0, 3, dimension=(3.0, math.inf)))
+        board.take(counts_of(0, [1]))
+        facts = json.loads(json.dumps(board.current.to_dict(1e10), allow_nan=False))
+        assert facts["effective_dimension"] == [[3.0, None]]
+        assert facts["share_of_matmul"] == 2000 * 1e6 / 1e10
+        assert facts["stages"][0]["blocks"] == [4, 4]
+        assert sum(facts["histograms"]["residual"]["counts"]) == 1
+
+
+class TestPage:
+    def test_waits_for_a_job(self):
+        page = Page()
+        page.update(Board(), 0.0)
+        assert page.head.text == WAITING
+        assert not page.figures.visible
+
+    def test_shows_everything(self, board):
+        board.take(event_of(2, 2000, 2.0, 3, dimension=(3.0, 4.0)))
+        board.take(counts_of(0, [0, 5, 3]))
+        board.take(client_message(order=9, state="failed", error="OSError: <b>disk full</b>"))
+        page = Page()
+        page.update(board, 1e10)
+        Document().add_root(page.root)
+        text = page.head.text
+        for part in ("&lt;x&gt;.zarr", "4,000 rows × 3 features", "failed", "10%", "3.0–4.0", "process 7 on here",
+                     "OSError: &lt;b&gt;disk full"):  # fmt: skip
+            assert part in text
+        passes, rows, share, dimension, residual, score = page.parts
+        assert passes.source.data["share"] == [0.5]
+        assert [len(part.source.data["value"]) for part in (rows, share)] == [1, 1]
+        assert dimension.source.data["high"] == [4.0]
+        assert residual.source.data["rows"] == [5, 3]
+        assert residual.figure.title.text == "Residuals / k(x, x), 8 rows"
+        assert not score.figure.visible
+
+    def test_an_unknown_limit_is_not_shown(self, board):
+        board.take(event_of(2, 2000, 2.0, 3))
+        assert "matrix-multiply" not in head(board.current, 0.0)
+
+
+def get_json(client: Client, path: str) -> dict:
+    base = client.dashboard_link.removesuffix("/status")
+    with urllib.request.urlopen(f"{base}{path}", timeout=60) as answer:
+        return json.load(answer)
+
+
+class TestScheduler:
+    def test_a_running_scheduler_gets_the_page_with_the_first_job(self, client):
+        X = np.random.default_rng(0).standard_normal((2000, 2))
+        daskrr.leverage_scores(X, daskrr.kernels.Gaussian(1.0), 1e-2, 50, certify=True, random_state=0)
+        daskrr.leverage_scores(X, daskrr.kernels.Gaussian(1.0), 1e-2, 50, certify=True, random_state=0)
+        job = get_json(client, "/json/daskrr.json")["jobs"][0]
+        assert job["state"] == "done"
+        assert job["rows"] == 2000
+        assert job["effective_dimension"][0][0] > 1
+        assert sum(job["histograms"]["residual"]["counts"]) == 2000
+        assert get_json(client, "/individual-plots.json")["Individual Daskrr"] == "/individual-daskrr"
+        base = client.dashboard_link.removesuffix("/status")
+        with urllib.request.urlopen(f"{base}/status", timeout=60) as answer:
+            assert answer.read().decode().count('href="daskrr"') == 1
+        with urllib.request.urlopen(f"{base}/daskrr", timeout=60) as answer:
+            assert 'data-root-id="' in answer.read().decode()
+
+    def test_another_version_of_dask_has_no_page_and_works(self, monkeypatch):
+        told = []
+        monkeypatch.setattr(pages, "per_app_patterns", None)
+        monkeypatch.setattr(dashboard.log, "info", lambda text, *arguments: told.append(text))
+        with (
+            LocalCluster(
+                n_workers=1, processes=False, threads_per_worker=1, dashboard_address="127.0.0.1:0",
+                scheduler_kwargs={"preload": [dashboard.__name__]},
+            ) as cluster,
+            Client(cluster) as client,
+        ):  # fmt: skip
+            X = np.random.default_rng(0).standard_normal((300, 2))
+            result = daskrr.leverage_scores(X, daskrr.kernels.Gaussian(1.0), 1e-2, 20, random_state=0)
+            assert result.scores.compute().shape == (300,)
+            assert client.submit(lambda: 1).result() == 1
+        assert told == ["the dashboard has no page about daskrr: %s: %s"]
+
+    def test_without_a_dashboard_everything_works(self):
+        with (
+            LocalCluster(
+                n_workers=1, processes=False, threads_per_worker=1, dashboard_address=None,
+                scheduler_kwargs={"preload": [dashboard.__name__]},
+            ) as cluster,
+            Client(cluster),
+        ):  # fmt: skip
+            X = np.random.default_rng(0).standard_normal((300, 2))
+            result = daskrr.leverage_scores(X, daskrr.kernels.Gaussian(1.0), 1e-2, 20, random_state=0)
+            assert result.scores.compute().shape == (300,)
