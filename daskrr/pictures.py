@@ -153,5 +153,5 @@ class ScorePictures:
         column = self._source.column(ridge)
         shown = float(np.atleast_1d(self._source.summary["parameters"]["ridge"])[column])
         dimension, low, high = self._dimensions(ridge)
-        ends = "" if low is None else f", certainly {low:.4g} to {high:.4g}"
-        return f"ridge λ = {shown:g}, effective dimension {dimension:.4g}{ends}"
+        found = f"of the sketch {dimension:.4g}" if low is None else f"certainly {low:.4g} to {high:.4g}"
+        return f"ridge λ = {shown:g}, effective dimension {found}"

@@ -82,7 +82,7 @@ def draw_scores(
 
 
 def _draw_mean(axes: Axes, mean: NDArray[np.float64]) -> None:
-    axes.axvline(mean[0], color=GUIDE, linestyle=":", linewidth=1.6, label="mean: effective dimension / n", zorder=4)
+    axes.axvline(mean[0], color=GUIDE, linestyle=":", linewidth=1.6, label="effective dimension / n", zorder=4)
     if len(mean) == 3:
         axes.axvspan(mean[1], mean[2], color=GUIDE, alpha=0.2, linewidth=0, zorder=1)
 
