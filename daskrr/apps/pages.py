@@ -29,7 +29,7 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
   overflow-wrap: anywhere; }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); gap: 1rem;
   align-items: start; }
-figure { margin: 0 0 .6rem; }
+figure { margin: 0 0 .6rem; max-width: 38rem; }
 figcaption { padding: .4rem .2rem 0; }
 figure img { display: block; width: 100%; height: auto; background: #fff; border-radius: .4rem; }
 .scroll { overflow-x: auto; margin-top: 1rem; }

@@ -28,8 +28,8 @@ from daskrr.plots.style import (
 NAMED = 3
 # Counts that differ by more than this are drawn on a logarithmic axis.
 FAR_APART = 20
-# For the legend, as a share of the height.
-HEADROOM = 0.45
+# For every line of the legend, as a share of the height.
+HEADROOM = 0.13
 LINES = (VERMILLION, GREEN, PURPLE, ORANGE)
 
 
@@ -67,11 +67,11 @@ def draw_scores(
     for (name, values), style, colour in zip(outlines.items(), ("-", "--"), (BLUE, GUIDE), strict=False):
         axes.stairs(values, edges, color=colour, linestyle=style, linewidth=1.3, label=f"{name} ends", zorder=3)
     axes.set_xscale("log")
-    highest = max(int(filled.max(initial=1)), 1)
+    highest, room = max(int(filled.max(initial=1)), 1), 1.0 + HEADROOM * (3 + len(outlines))
     if highest > FAR_APART * filled[filled > 0].min(initial=highest):
-        axes.set(yscale="log", ylim=(0.7, highest ** (1.0 + HEADROOM)))
+        axes.set(yscale="log", ylim=(0.7, highest**room))
     else:
-        axes.set_ylim(0.0, highest * (1.0 + HEADROOM))
+        axes.set_ylim(0.0, highest * room)
     _draw_mean(axes, mean)
     _mark_rows(axes, top)
     note = f"  ({below:,} rows below {edges[0]:.1g} are not drawn)" if below else ""
