@@ -193,13 +193,13 @@ def _top(profile: Profile) -> str:
     records = profile.top.to_records()
     if profile.top.lower is None or profile.top.upper is None:
         rows = [
-            [f"{one['row']:,}", *(f"{one[name]:.4e}" for name in ("estimate", "scores", "residual"))] for one in records
+            [str(one["row"]), *(f"{one[name]:.4e}" for name in ("estimate", "scores", "residual"))] for one in records
         ]
         return pages.table("By estimate", ["row", "estimate", "score of the sketch", "residual"], rows)
     most = float(profile.top.upper.max())
     rows = [
         [
-            f"{one['row']:,}", f"{one['estimate']:.4e}", f"{one['lower']:.3e} – {one['upper']:.3e}",
+            str(one["row"]), f"{one['estimate']:.4e}", f"{one['lower']:.3e} – {one['upper']:.3e}",
             f"{one['scores']:.3e}", f"{one['residual']:.3e}",
         ]
         for one in records
@@ -220,7 +220,7 @@ def _sketch(store: ScoreStore) -> list[str]:
     spectrum = pages.figure(
         _drawn(store.plot.spectrum),
         f"Eigenvalues of the sketch in descending order, the largest {largest:.4g}, with n times the ridge as a line.",
-        "Eigenvalues of the sketch. Those above the line nλ count fully towards the effective dimension, others less.",
+        "Eigenvalues of the sketch. Far above nλ they count as 1 towards the effective dimension, far below as 0.",
     )
     ridges = pages.figure(
         _drawn(store.plot.path),

@@ -96,7 +96,7 @@ def _draw_leverage(axes: Axes, leverage: tuple[Any, Any, Any], top: Mapping[str,
     named = zip(top["rows"][:NAMED], top["leverage"], height, (5, -12, 5), strict=False)
     for row, x, y, above in named:
         axes.annotate(
-            f"{row:,}", (x, y), xytext=(-5, above), textcoords="offset points", ha="right", fontsize=SMALL,
+            str(row), (x, y), xytext=(-5, above), textcoords="offset points", ha="right", fontsize=SMALL,
             color=VERMILLION,
         )  # fmt: skip
     axes.axhline(0.0, color=GUIDE, linewidth=0.8)
@@ -108,6 +108,6 @@ def _draw_influence(axes: Axes, top: Mapping[str, Any]) -> None:
     places = np.arange(len(top["rows"]))[::-1]
     axes.hlines(places, 0.0, top["cooks_distance"], color=BLUE, linewidth=2.0)
     axes.plot(top["cooks_distance"], places, color=BLUE, marker="o", markersize=7, linewidth=0)
-    axes.set_yticks(places, [f"{row:,}" for row in top["rows"]])
+    axes.set_yticks(places, [str(row) for row in top["rows"]])
     axes.set_xlim(left=0.0)
     finish(axes, "Rows that move the predictions most", "Cook's distance", "row")

@@ -29,7 +29,7 @@ NAMED = 3
 # Counts that differ by more than this are drawn on a logarithmic axis.
 FAR_APART = 20
 # For every line of the legend, as a share of the height.
-HEADROOM = 0.13
+HEADROOM = 0.1
 LINES = (VERMILLION, GREEN, PURPLE, ORANGE)
 
 
@@ -90,7 +90,7 @@ def _draw_mean(axes: Axes, mean: NDArray[np.float64]) -> None:
 def _mark_rows(axes: Axes, top: Mapping[int, float]) -> None:
     """Triangles at the foot of the picture."""
     values = [max(value, 1e-14) for value in top.values()]
-    named = ", ".join(f"{row:,}" for row in list(top)[:NAMED]) + (", …" if len(top) > NAMED else "")
+    named = ", ".join(str(row) for row in list(top)[:NAMED]) + (", …" if len(top) > NAMED else "")
     axes.scatter(
         values, np.full(len(values), 0.035), marker="^", s=40, color=VERMILLION, edgecolor="white", linewidth=0.5,
         transform=axes.get_xaxis_transform(), label=f"{len(top)} highest: rows {named}", zorder=5,
