@@ -143,11 +143,10 @@ def _padded(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Bars:
-    """A histogram for drawing: edges (b + 1,), and (b,) rows in each bar; ``below`` are too small for any."""
+    """A histogram for drawing: edges (b + 1,), and (b,) rows in each bar."""
 
     edges: NDArray[np.float64]
     counts: dict[str, NDArray[np.int64]]
-    below: int
 
 
 def bars(counts: Mapping[str, NDArray[np.int64]], wanted: int = 40) -> Bars:
@@ -156,9 +155,9 @@ def bars(counts: Mapping[str, NDArray[np.int64]], wanted: int = 40) -> Bars:
     low, high = (int(filled[0]), int(filled[-1])) if len(filled) else (CLASSES - 1, CLASSES - 1)
     joined = next((size for size in (40, 20, 10, 8, 5, 4, 2) if (high - low) / size >= wanted), 1)
     low, high = low // joined * joined, -(-(high + 1) // joined) * joined
-    # The first class has no lower edge, and is told apart.
+    # The first class has no lower edge to draw it from.
     trimmed = {name: np.append(0, one[1:])[low:high].reshape(-1, joined).sum(axis=1) for name, one in counts.items()}
-    return Bars(EDGES[low : high + 1 : joined], trimmed, int(counts["estimate"][0]) if "estimate" in counts else 0)
+    return Bars(EDGES[low : high + 1 : joined], trimmed)
 
 
 def thinned(eigenvalues: NDArray[np.float64]) -> dict[str, list[Any]]:

@@ -18,6 +18,8 @@ REACH, CELLS = 8.0, 96
 FINE_REACH, FINE_CLASSES = 10.0, 4000
 # Cells of fitted values at most.
 MOST_CELLS = 128
+# What equal values, or none, are taken to span.
+LEAST_SPAN = 1e-280
 LEVERAGE_EDGES = np.logspace(-8, 0, 81)
 QUANTILES = 81
 
@@ -39,16 +41,16 @@ class Table:
     sums: NDArray[np.float64]
 
     @classmethod
-    def of(cls, values: NDArray[np.float64], columns: NDArray[np.float64], cells: NDArray[np.intp], n: int) -> "Table":
-        """Count rows by their value and by one of n ``cells``; the last column is the sum of ``columns``."""
+    def of(cls, values: NDArray[np.float64], cells: NDArray[np.intp], n: int, added: NDArray[np.float64]) -> "Table":
+        """Count rows by their value and by one of n ``cells``; the last column is the sum of ``added``."""
         low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 0.0)
-        span = max(high - low, 1e-9 * max(abs(low), abs(high)), np.finfo(float).tiny * 2.0**60)
+        span = max(high - low, 1e-9 * max(abs(low), abs(high)), LEAST_SPAN)
         exponent = int(np.ceil(np.log2(span / MOST_CELLS)))
         place = np.floor(np.ldexp(values, -exponent)).astype(np.int64)
-        first = int(place.min(initial=0)) if len(place) == 0 else int(place.min())
+        first = int(np.floor(np.ldexp(low, -exponent)))
         sums = np.zeros((int(place.max(initial=first)) - first + 1, n + 1))
         np.add.at(sums, (place - first, cells), 1.0)
-        np.add.at(sums[:, n], place - first, columns)
+        np.add.at(sums[:, n], place - first, added)
         return cls(exponent, first, sums)
 
     def joined(self, exponent: int) -> "Table":
@@ -126,7 +128,7 @@ def fit_of(target: int, n_targets: int, sigma: float, found: NDArray[np.float64]
     plane = np.zeros((len(LEVERAGE_EDGES) - 1, CELLS), np.int64)
     np.add.at(plane, (across, cell_of(studentized, REACH, CELLS)), 1)
     return Fit(
-        Table.of(fitted, residuals, cell_of(residuals / sigma, REACH, CELLS), CELLS),
+        Table.of(fitted, cell_of(residuals / sigma, REACH, CELLS), CELLS, residuals),
         plane,
         np.bincount(cell_of(studentized, FINE_REACH, FINE_CLASSES), minlength=FINE_CLASSES),
         _highest({"rows": rows, "cooks_distance": cook, "leverage": leverage, "studentized": studentized}),
