@@ -11,7 +11,7 @@ import numpy as np
 
 from daskrr import __version__, plots
 from daskrr.aggregates import Profile
-from daskrr.apps import pages, wording
+from daskrr.apps import html, wording
 from daskrr.engine.addresses import locate, redact
 from daskrr.engine.progress import Reporter, duration
 from daskrr.errors import InvalidParameter, OutputExists
@@ -84,7 +84,7 @@ def _checked(output: str | os.PathLike, overwrite: bool) -> Path:
 
 def _is_report(path: Path) -> bool:
     with path.open("rb") as file:
-        return pages.GENERATOR.encode() in file.read(1000)
+        return html.GENERATOR.encode() in file.read(1000)
 
 
 def _write(target: Path, text: str, overwrite: bool) -> None:
@@ -103,16 +103,16 @@ def render(store: ScoreStore, name: str, progress: Reporter | bool | None = None
     now = datetime.now(UTC).strftime("%d %B %Y, %H:%M UTC")
     title = f"Leverage scores of {os.path.basename(str(summary['parameters']['input']).rstrip('/'))}"
     parts = [
-        pages.cards(_figures(summary, profile)),
-        pages.section("What is certain", pages.paragraphs(wording.certificate(summary)), *_ridges(summary)),
-        pages.section("Scores", pages.side_by_side(*_score_pictures(store, profile)), _quantiles(profile)),
-        pages.section("Highest rows", _top(profile)),
+        html.cards(_figures(summary, profile)),
+        html.section("What is certain", html.paragraphs(wording.certificate(summary)), *_ridges(summary)),
+        html.section("Scores", html.side_by_side(*_score_pictures(store, profile)), _quantiles(profile)),
+        html.section("Highest rows", _top(profile)),
         *_sketch(store),
         *_update(summary),
-        pages.section("Parameters", pages.facts("What the scores were computed with", wording.parameters(summary))),
-        pages.section("The run", _run(summary)),
+        html.section("Parameters", html.facts("What the scores were computed with", wording.parameters(summary))),
+        html.section("The run", _run(summary)),
     ]
-    return pages.page(title, name, parts, f"Written by daskrr {__version__} on {now}. This file needs no network.")
+    return html.page(title, name, parts, f"Written by daskrr {__version__} on {now}. This file needs no network.")
 
 
 def _figures(summary: Mapping[str, Any], profile: Profile) -> Iterator[tuple[str, str]]:
@@ -145,7 +145,7 @@ def _ridges(summary: Mapping[str, Any]) -> list[str]:
     ]
     heads = ["ridge λ", "effective dimension", "δ/nλ", "median width", "95 % width", "widest"]
     caption = "Width is upper/lower − 1; the widest is of rows of at least average score; δ bounds what is unexplained"
-    return [pages.table(caption, heads, rows)]
+    return [html.table(caption, heads, rows)]
 
 
 def _bounded(value: float | None) -> str:
@@ -164,14 +164,14 @@ def _drawn(draw: Callable[..., Any]) -> str:
 
 def _score_pictures(store: ScoreStore, profile: Profile) -> Iterator[str]:
     half, most = profile.quantiles("estimate", [0.5, 0.95])
-    yield pages.figure(
+    yield html.figure(
         _drawn(store.plot.scores),
         f"Histogram of the estimated scores of {profile.n_rows:,} rows: half are up to {half:.3g}, 95 % up to "
         f"{most:.3g}, and the highest is {profile.top.estimate[0]:.3g}.",
         "How many rows have which estimate. Triangles mark the highest rows.",
     )
     if profile.top.lower is not None and profile.top.upper is not None:
-        yield pages.figure(
+        yield html.figure(
             _drawn(store.plot.intervals),
             f"Certified intervals of {profile.n_rows:,} rows in order of their estimate, beginning with row "
             f"{profile.top.rows[0]}, whose exact score is between {profile.top.lower[0]:.3g} and "
@@ -186,7 +186,7 @@ def _quantiles(profile: Profile) -> str:
     rows = [
         [f"{level:.0%}", *(f"{value:.3e}" for value in values)] for level, values in zip(LEVELS, found, strict=True)
     ]
-    return pages.table("Share of the rows whose value is at most (to 1.2 % of it)", ["share", *names], rows)
+    return html.table("Share of the rows whose value is at most (to 1.2 % of it)", ["share", *names], rows)
 
 
 def _top(profile: Profile) -> str:
@@ -195,7 +195,7 @@ def _top(profile: Profile) -> str:
         rows = [
             [str(one["row"]), *(f"{one[name]:.4e}" for name in ("estimate", "scores", "residual"))] for one in records
         ]
-        return pages.table("By estimate", ["row", "estimate", "score of the sketch", "residual"], rows)
+        return html.table("By estimate", ["row", "estimate", "score of the sketch", "residual"], rows)
     most = float(profile.top.upper.max())
     rows = [
         [
@@ -204,9 +204,9 @@ def _top(profile: Profile) -> str:
         ]
         for one in records
     ]  # fmt: skip
-    bars = [pages.interval_bar(one["lower"], one["estimate"], one["upper"], most) for one in records]
+    bars = [html.interval_bar(one["lower"], one["estimate"], one["upper"], most) for one in records]
     heads = ["row", "estimate", "certainly between", "score of the sketch", "residual"]
-    return pages.table("By estimate, highest first; rows are counted from 0", heads, rows, bars)
+    return html.table("By estimate, highest first; rows are counted from 0", heads, rows, bars)
 
 
 def _sketch(store: ScoreStore) -> list[str]:
@@ -217,18 +217,18 @@ def _sketch(store: ScoreStore) -> list[str]:
     largest = summary["spectrum"]["eigenvalues"][0]
     path = summary["path"]
     ends = [f"{path['effective_dimension'][i]:.4g} at ridge {path['ridges'][i]:.3g}" for i in (0, -1)]
-    spectrum = pages.figure(
+    spectrum = html.figure(
         _drawn(store.plot.spectrum),
         f"Eigenvalues of the sketch in descending order, the largest {largest:.4g}, with n times the ridge as a line.",
         "Eigenvalues of the sketch. Far above nλ they count as 1 towards the effective dimension, far below as 0.",
     )
-    ridges = pages.figure(
+    ridges = html.figure(
         _drawn(store.plot.path),
         f"Effective dimension of the sketch against the ridge, from {ends[0]} to {ends[1]}.",
         "How the effective dimension depends on the ridge"
         + (", with the interval that the exact one is in." if path["lower"] is not None else "."),
     )
-    return [pages.section("Spectrum", pages.side_by_side(spectrum, ridges))]
+    return [html.section("Spectrum", html.side_by_side(spectrum, ridges))]
 
 
 def _update(summary: Mapping[str, Any]) -> list[str]:
@@ -238,8 +238,8 @@ def _update(summary: Mapping[str, Any]) -> list[str]:
     quantiles = summary["update"]["quantiles"]
     columns = (quantiles[name] for name in ("levels", "before", "new_rows", "all"))
     rows = [[f"{level:.0%}", *(f"{value:.3e}" for value in values)] for level, *values in zip(*columns, strict=True)]
-    drift = pages.table("Share of the rows whose score is at most", ["share", "before", "new rows", "all now"], rows)
-    return [pages.section("Last update", pages.facts("What it found", wording.drift(summary)), drift)]
+    drift = html.table("Share of the rows whose score is at most", ["share", "before", "new rows", "all now"], rows)
+    return [html.section("Last update", html.facts("What it found", wording.drift(summary)), drift)]
 
 
 def _run(summary: Mapping[str, Any]) -> str:
@@ -250,6 +250,6 @@ def _run(summary: Mapping[str, Any]) -> str:
         ("processors", ", ".join(workers.get("processors", []))),
         ("p × p algebra", summary["algebra"]["place"]),
     ]
-    return pages.side_by_side(
-        pages.facts("Time and place", [*times, *places]), pages.facts("Versions", summary["versions"].items())
+    return html.side_by_side(
+        html.facts("Time and place", [*times, *places]), html.facts("Versions", summary["versions"].items())
     )
