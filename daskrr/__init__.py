@@ -24,6 +24,7 @@ _HOMES = {
     "score_to_zarr": "daskrr.scoring",
     "top_rows": "daskrr.scoring",
     "update_scores": "daskrr.updating",
+    "write_report": "daskrr.apps.report",
 }
 _MODULES = ("errors", "exact", "kernels", "leverage", "scoring", "synthetic", "theory")
 

@@ -14,7 +14,7 @@ from daskrr.engine.addresses import redact
 from daskrr.engine.passes import Executor, executor
 from daskrr.engine.plan import Plan, Work, Workers, make_plan
 from daskrr.engine.rows import Rows, open_rows
-from daskrr.errors import InvalidParameter, check_count
+from daskrr.errors import InvalidParameter, check_count, check_positive
 from daskrr.kernels import Kernel, as_kernel
 from daskrr.nystrom.audit import AUDIT_ROWS
 from daskrr.nystrom.pass1 import Settings
@@ -119,7 +119,7 @@ def prepare(
     ridges, single = check_ridges(ridge)
     gamma = options.sketch_ridge
     if gamma is not None and gamma != 0:
-        gamma = _check_positive("sketch_ridge", gamma)
+        gamma = check_positive("sketch_ridge", gamma)
     kernel, dtype = as_kernel(kernel), _check_dtype(options.dtype)
     rows = open_rows(X, missing_chunks=options.missing_chunks)
     kernel.check_features(rows.shape[1])
@@ -138,30 +138,21 @@ def prepare(
         kernel, ridges, single, dtype, gamma or None, work.n_landmarks, made.scheduler_bytes,
         with_subset=bool(options.subset_bound) and certify,
     )  # fmt: skip
-    floor = None if options.score_floor is None else _check_positive("score_floor", options.score_floor)
+    floor = None if options.score_floor is None else check_positive("score_floor", options.score_floor)
     return Job(name, rows, settings, scheme, target, certify, rho, floor, options.missing_chunks, made, where)
 
 
 def check_ridges(ridge: Any) -> tuple[tuple[float, ...], bool]:
     """The ridges, and whether one was given as a number."""
     if not isinstance(ridge, (Sequence, np.ndarray)) or isinstance(ridge, str) or np.ndim(ridge) == 0:
-        return (_check_positive("ridge", ridge if not isinstance(ridge, np.ndarray) else ridge[()]),), True
-    found = tuple(_check_positive("every ridge", one) for one in ridge)
+        return (check_positive("ridge", ridge if not isinstance(ridge, np.ndarray) else ridge[()]),), True
+    found = tuple(check_positive("every ridge", one) for one in ridge)
     if not found:
         raise InvalidParameter("ridge must be a number or a list of numbers, got an empty list")
     twice = [one for one in found if found.count(one) > 1]
     if twice:
         raise InvalidParameter(f"ridge {twice[0]:g} is in the list {found.count(twice[0])} times; give each ridge once")
     return found, False
-
-
-def _check_positive(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise InvalidParameter(f"{name} must be a number, got {value!r}")
-    number = float(value)
-    if not (number > 0 and math.isfinite(number)):
-        raise InvalidParameter(f"{name} must be positive and finite, got {value!r}")
-    return number
 
 
 def _check_probability(value: Any) -> float:
@@ -183,7 +174,7 @@ def _check_dtype(dtype: DTypeLike) -> np.dtype:
 def _check_target(options: Options, n_landmarks: int | None, n_rows: int) -> Target | None:
     """The tolerance to be met, or None where the number of landmarks is given."""
     relative, absolute = (
-        None if value is None else _check_positive(name, value)
+        None if value is None else check_positive(name, value)
         for name, value in (("tolerance", options.tolerance), ("absolute_tolerance", options.absolute_tolerance))
     )
     wanted = relative is not None or absolute is not None
@@ -224,7 +215,7 @@ def _check_scheme(options: Options, n_landmarks: int | None, n_rows: int, target
     replacement = options.replacement
     if replacement is None:
         replacement = not (isinstance(sampling, str) and sampling == "residual")
-    epsilon = _check_positive("epsilon", options.epsilon)
+    epsilon = check_positive("epsilon", options.epsilon)
     return Scheme(
         sampling, size, check_count("rounds", options.rounds), bool(replacement), epsilon,
         check_count("audit_rows", options.audit_rows), check_seed(options.random_state),

@@ -5,6 +5,8 @@ exception that Python code would expect in its place, and says what was asked, w
 to do about it.
 """
 
+import math
+from numbers import Real
 from typing import Any
 
 
@@ -89,3 +91,13 @@ def check_count(name: str, value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
         raise InvalidParameter(f"{name} must be an int of at least 1, got {value!r}")
     return int(value)
+
+
+def check_positive(name: str, value: Any) -> float:
+    """``value`` as a positive, finite float; raise :class:`InvalidParameter` otherwise."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InvalidParameter(f"{name} must be a number, got {value!r}")
+    number = float(value)
+    if not (number > 0 and math.isfinite(number)):
+        raise InvalidParameter(f"{name} must be positive and finite, got {value!r}")
+    return number

@@ -1,22 +1,31 @@
 """What is known of an output: its published scores, whether they are as they were written, and how far its job is."""
 
 import os
+import uuid
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import zarr
+from dask.delayed import Delayed
 from numpy.typing import NDArray
 
+from daskrr.aggregates import Profile, added, stored_profile
 from daskrr.engine.addresses import redact
 from daskrr.engine.lease import describe
-from daskrr.engine.passes import split, superblocks
+from daskrr.engine.passes import Run, executor, split, superblocks, task
 from daskrr.engine.places import read_key
-from daskrr.engine.storage import RESULT_KEY, checksum
-from daskrr.errors import InvalidData
+from daskrr.engine.progress import Reporter, reporter
+from daskrr.engine.rows import open_rows
+from daskrr.engine.storage import RESULT_KEY, checksum, column_of
+from daskrr.errors import InvalidData, InvalidParameter
 from daskrr.jobstore import JobStore, open_published
+from daskrr.pictures import ScorePictures
 from daskrr.top import CERTIFIED
+
+RECORDED_BY = "the store was written by an earlier version of daskrr and"
 
 
 def verify(path: str | os.PathLike) -> list[str]:
@@ -77,6 +86,7 @@ class ScoreStore:
         self, arrays: Mapping[str, zarr.Array], summary: dict[str, Any], complete: NDArray[np.bool_] | None
     ) -> None:
         self._arrays, self.summary, self.complete = arrays, summary, complete
+        self._profiles: dict[int, Profile] = {}
 
     def __getitem__(self, name: str) -> zarr.Array:
         """One of ``scores``, ``estimate``, ``residual``, and of ``lower`` and ``upper`` where they are certified."""
@@ -85,6 +95,83 @@ class ScoreStore:
     def keys(self) -> list[str]:
         """What there is."""
         return sorted(self._arrays)
+
+    @property
+    def certified(self) -> bool:
+        """Whether every score comes with an interval."""
+        return "upper" in self._arrays
+
+    @property
+    def dimension_ends(self) -> list[tuple[float, float]] | None:
+        """For every ridge, what the sum of the exact scores is between; None where nothing is certified."""
+        certificate = self.summary["certificate"]
+        return None if certificate is None else certificate["effective_dimension"]
+
+    @property
+    def plot(self) -> ScorePictures:
+        """Pictures: ``plot.scores()``, ``plot.intervals()``, ``plot.spectrum()`` and ``plot.path()``.
+
+        Raises
+        ------
+        InvalidData
+            The job is not finished.
+        """
+        if self.complete is not None and not self.complete.all():
+            raise InvalidData("pictures need all rows, and this job has not scored all yet. Run it again to finish it.")
+        return ScorePictures(self)
+
+    def column(self, ridge: float | None) -> int:
+        """Which column belongs to a ridge; the smallest ridge by default."""
+        return column_of(np.atleast_1d(self.summary["parameters"]["ridge"]).tolist(), ridge)
+
+    def profile(self, ridge: float | None = None, progress: Reporter | bool | None = None) -> Profile:
+        """How large scores and interval ends are, counted chunk by chunk where Dask computes."""
+        column = self.column(ridge)
+        if column not in self._profiles:
+            name, scores = uuid.uuid4().hex, self._arrays["scores"]
+            with reporter(progress) as report:
+                blocks = split(scores.shape[0], scores.chunks[0])
+                run = Run(name, open_rows(scores, ndim=None), blocks, executor(name), report)
+                self._profiles[column] = run.total("reading scores", self._profile_tasks(run, column), added)
+        return self._profiles[column]
+
+    def _profile_tasks(self, run: Run, column: int) -> Iterator[Delayed]:
+        arrays = {name: open_rows(array, ndim=None, name=name) for name, array in self._arrays.items()}
+        work = partial(stored_profile, column, list(arrays))
+        for block in run.blocks:
+            sources = [rows.source(block.start, block.stop) for rows in arrays.values()]
+            yield task("profile-rows", run.name, block.index, work, block.start, *sources)
+
+    def spectrum(self) -> Mapping[str, Any]:
+        """Eigenvalues of the sketch with their ranks, as they were recorded.
+
+        Raises
+        ------
+        InvalidData
+            They were not.
+        """
+        if "spectrum" not in self.summary:
+            raise InvalidData(f"{RECORDED_BY} has no spectrum of them. Score again to have it.")
+        return self.summary["spectrum"]
+
+    def dimension_path(self, ridges: Sequence[float] | None = None) -> Mapping[str, Any]:
+        """Effective dimension at the ridges that were recorded.
+
+        Raises
+        ------
+        InvalidData
+            None were.
+        InvalidParameter
+            Other ridges are asked for.
+        """
+        if ridges is not None:
+            raise InvalidParameter(
+                "a store knows the effective dimension at the ridges that were recorded with it, and no others. Leave "
+                "out ridges=, or ask the result of leverage_scores."
+            )
+        if "path" not in self.summary:
+            raise InvalidData(f"{RECORDED_BY} has no path of ridges. Score again to have it.")
+        return self.summary["path"]
 
     def __repr__(self) -> str:
         state = "" if self.complete is None or self.complete.all() else f", {self.complete.mean():.0%} of the rows"

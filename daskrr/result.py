@@ -14,6 +14,7 @@ import zarr
 from dask.delayed import Delayed
 from numpy.typing import NDArray
 
+from daskrr.aggregates import TOP, Profile, added, scored_profile, thinned
 from daskrr.engine.feed import reporter
 from daskrr.engine.journal import Journal
 from daskrr.engine.passes import Block, Executor, Run, as_array, task
@@ -21,16 +22,26 @@ from daskrr.engine.places import Staged
 from daskrr.engine.plan import Plan
 from daskrr.engine.progress import Reporter
 from daskrr.engine.rows import Rows
-from daskrr.engine.storage import OutputStore
-from daskrr.errors import CheckFailed, InvalidParameter
+from daskrr.engine.storage import OutputStore, column_of
+from daskrr.errors import CheckFailed, check_positive
 from daskrr.numerics import histogram
+from daskrr.numerics.algebra import gram_errors, shift_of, smallest_ridge
 from daskrr.numerics.gram import Totals
 from daskrr.numerics.reservoir import Reservoir
 from daskrr.numerics.score import ScoredRows
 from daskrr.nystrom.audit import Audit
-from daskrr.nystrom.certificates import Certificate, Goal, Widths, dimension_bounds, summarize, widths_of
+from daskrr.nystrom.certificates import (
+    Certificate,
+    Goal,
+    Widths,
+    dimension_bounds,
+    dimension_interval,
+    summarize,
+    widths_of,
+)
 from daskrr.nystrom.pass1 import FirstPass
 from daskrr.nystrom.sketch import NystromSketch, Reading, html_table, kept_of, score_new_rows
+from daskrr.pictures import ScorePictures
 from daskrr.receipts import Receipt, is_intact, sum_counts, top_of_block, write_for_good, write_rows
 from daskrr.top import CERTIFIED, PLAIN, TopRows, check_top, merge_top, not_certified
 
@@ -38,6 +49,10 @@ from daskrr.top import CERTIFIED, PLAIN, TopRows, check_top, merge_top, not_cert
 SUM_TOLERANCE = {"float64": 1e-9, "float32": 1e-3}
 # Of the quantiles that are told of the scores at the smallest ridge.
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+
+# How far beyond those that were scored ridges are drawn, and how many.
+RIDGE_RANGE = 100.0
+RIDGES_DRAWN = 61
 
 
 @dataclass(frozen=True)
@@ -87,6 +102,7 @@ class LeverageResult:
         self.effective_dimension: Any = summary["effective_dimension"]
         self.rank: int = summary["rank"]
         self.rows, self.blocks, self._kept, self.executor, self._proof = rows, blocks, kept, executor, proof
+        self._profiles: dict[int, Profile] = {}
 
     @property
     def audit(self) -> Audit:
@@ -109,6 +125,11 @@ class LeverageResult:
         if self.certified:
             return self.effective_dimension_bounds[column]
         return float(np.atleast_1d(self.effective_dimension)[column]), math.inf
+
+    @property
+    def dimension_ends(self) -> list[tuple[float, float]] | None:
+        """The same, or None where nothing is certified."""
+        return self.effective_dimension_bounds if self.certified else None
 
     def excess_among(self, first: FirstPass) -> float:
         """How many times as wide as it may be the widest interval is, of the rows that pass 1 drew for the audit.
@@ -285,12 +306,65 @@ class LeverageResult:
 
     def column(self, ridge: float | None) -> int:
         """Which column belongs to a ridge; the smallest ridge by default."""
-        ridges = self.sketch.ridges
-        if ridge is None:
-            return ridges.index(min(ridges))
-        if ridge not in ridges:
-            raise InvalidParameter(f"ridge={ridge!r} is none of those that were scored: {self.sketch.ridge_text}")
-        return ridges.index(ridge)
+        return column_of(self.sketch.ridges, ridge)
+
+    @property
+    def plot(self) -> ScorePictures:
+        """Pictures: ``plot.scores()``, ``plot.intervals()``, ``plot.spectrum()`` and ``plot.path()``."""
+        return ScorePictures(self)
+
+    def profile(self, ridge: float | None = None, progress: Reporter | bool | None = None) -> Profile:
+        """How large scores and interval ends are, counted on the workers: runs pass 2 the first time."""
+        column = self.column(ridge)
+        if column not in self._profiles:
+            tasks = self.score_tasks(f"profile-{column}", partial(scored_profile, column))
+            with reporter(progress) as report:
+                run = Run(self.sketch.run, self.rows, self.blocks, self.executor, report)
+                self._profiles[column] = run.total("pass 2: profile", tasks, added)
+        return self._profiles[column]
+
+    @cached_property
+    def eigenvalues(self) -> NDArray[np.float64]:
+        """(r,) of G = BᵀB, those of the sketch L other than 0, in descending order; found where the factors are."""
+        return self.sketch.algebra.perform("eigenvalues", None, {"shift": self.sketch.shifts[0]})["eigenvalues"]
+
+    def spectrum(self) -> dict[str, list[Any]]:
+        """At most a few hundred of the eigenvalues, with their ranks."""
+        return thinned(self.eigenvalues)
+
+    def dimension_path(self, ridges: Sequence[float] | None = None) -> dict[str, Any]:
+        """Effective dimension of the sketch at any ridges, from its eigenvalues: no pass is run.
+
+        Returns
+        -------
+        path
+            ``ridges``, ``effective_dimension``, and ``lower`` and ``upper``, between which the sum of the exact scores
+            certainly is; None where nothing is certified.
+
+        Raises
+        ------
+        RidgeTooSmall
+            Round-off would decide the result.
+        """
+        sketch, S = self.sketch, self.eigenvalues
+        chosen = self._ridge_range() if ridges is None else [check_positive("ridge", one) for one in ridges]
+        shifts = [shift_of(sketch.n_rows, ridge) for ridge in chosen]
+        errors = gram_errors(len(S), float(S.max(initial=0.0)), sketch.n_rows, chosen, sketch.dtype)
+        found = [float(np.sum(S / (S + shift))) for shift in shifts]
+        ends: Any = (None, None)
+        if self._proof is not None:
+            figures = zip(shifts, errors, found, strict=True)
+            ends = zip(*(dimension_interval(self._proof.audit, sketch.n_rows, *one) for one in figures), strict=True)
+        lower, upper = (one and list(one) for one in ends)
+        return {"ridges": chosen, "effective_dimension": found, "lower": lower, "upper": upper}
+
+    def _ridge_range(self) -> list[float]:
+        """Ridges about those that were scored, as far as they can be resolved."""
+        ridges, sketch = self.sketch.ridges, self.sketch
+        mean = self.summary["trace"] / sketch.n_rows
+        least = 2.0 * smallest_ridge(sketch.kernel_error, mean, max(self.rank, 1), sketch.dtype)
+        low = min(max(min(ridges) / RIDGE_RANGE, least), min(ridges))
+        return np.geomspace(low, RIDGE_RANGE * max(ridges), RIDGES_DRAWN).tolist()
 
     def store(self, path: Any, *, overwrite: bool = False, progress: Reporter | bool | None = None) -> dict[str, Any]:
         """Run pass 2 and write the results to a new Zarr group; return its summary.
@@ -344,11 +418,13 @@ class LeverageResult:
         return self.summary | {
             "sum_of_scores": as_given(totals, self.sketch.single),
             "certificate": self.certificate.to_dict() if self.certified else None,
-            "top": merge_top([one.top for one in receipts], 10).to_records(),
+            "top": merge_top([one.top for one in receipts], TOP).to_records(),
             "score_quantiles": {
                 "levels": list(LEVELS),
                 "values": histogram.quantiles(sum_counts(receipts).sum(axis=0), LEVELS),
             },
+            "spectrum": self.spectrum(),
+            "path": self.dimension_path(),
             "seconds": self.summary["seconds"] | {"pass 2": time.perf_counter() - began},
         }
 

@@ -229,6 +229,21 @@ def top(**options: Any) -> None:
 
 @main.command()
 @click.argument("scores", type=click.Path())
+@click.option("-o", "--output", type=click.Path(), default="report.html", show_default=True, help="File to write.")
+@overwrite_option
+@json_option
+@quiet_option
+@debug_option
+def report(**options: Any) -> None:
+    """Write a report of SCORES, an output of daskrr score, as one HTML file that needs no network.
+
+    Histograms, intervals, the highest rows, the spectrum, what is certified, parameters, times and versions.
+    """
+    _module("commands").report(**options)
+
+
+@main.command()
+@click.argument("scores", type=click.Path())
 @click.argument("output", type=click.Path())
 @click.option("--size", type=click.IntRange(min=1), required=True, help="Number of draws; a row may come up again.")
 @click.option("--points", type=click.Path(), help="The rows that were scored; where they were then by default.")

@@ -15,6 +15,7 @@ from daskrr import errors, outputs, samples, scoring, updating
 from daskrr.apps import clusters, wording
 from daskrr.apps import convert as conversion
 from daskrr.apps.parsing import make_kernel, model_arguments, refuse_file
+from daskrr.apps.report import write_report
 from daskrr.apps.telling import emit, silence, told
 from daskrr.engine.plan import Plan, Workers, check_fits
 from daskrr.leverage import plan as make_plan
@@ -134,6 +135,13 @@ def top(scores: str, count: int, by: str, ridge: float | None, as_json: bool) ->
     """Run ``daskrr top``."""
     rows = scoring.top_rows(scores, count, by=by, ridge=ridge)
     emit({"by": by, "rows": rows}, as_json, wording.top)
+
+
+def report(scores: str, output: str, overwrite: bool, as_json: bool, quiet: bool) -> None:
+    """Run ``daskrr report``."""
+    with told(quiet):
+        summary = write_report(scores, output, overwrite=overwrite, progress=not quiet)
+    emit(summary, as_json, wording.report)
 
 
 def sample(

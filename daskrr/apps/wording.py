@@ -194,6 +194,83 @@ def _noted(event: Mapping[str, Any]) -> str:
     return f"{event['stage']}, {event['done']} of {event['total']} blocks{rate}{rest} ({ago} ago)"
 
 
+def certificate(summary: Summary) -> list[str]:
+    """What is certain about scores, in sentences."""
+    found, n_rows = summary["certificate"], f"{summary['n_rows']:,}"
+    if found is None:
+        return [
+            f"Nothing is certified: the {n_rows} rows were scored without --certify.",
+            "Scores of the sketch are at most the exact ones, up to round-off. Estimates correct them by what the "
+            "landmarks leave unexplained of each row, and are the better guide to which rows stand out.",
+        ]
+    audit = found["audit"]
+    sentences = [
+        f"Every one of the {n_rows} exact scores lies in its interval, for all rows and ridges at once, "
+        f"{_chance(summary['parameters']['failure_probability'] if audit['rows'] else 0.0)}."
+    ]
+    names = ("ridges", "effective_dimension", "median_width", "most_width")
+    for ridge, (low, high), median, most in zip(*(found[name] for name in names), strict=True):
+        sentences.append(
+            f"At ridge {ridge:g} the effective dimension of the data, the sum of all exact scores, lies between "
+            f"{low:.6g} and {high:.6g}. Half of the intervals are {_wide(median)}, 95 % of them {_wide(most)}: so much "
+            "is the upper end above the lower one."
+        )
+    return [*sentences, _basis(audit), *advice(summary)]
+
+
+def _wide(width: float | None) -> str:
+    return "wide without bound" if width is None else f"at most {100 * width:.3g} % wide"
+
+
+def _basis(audit: Mapping[str, Any]) -> str:
+    if audit["exact"]:
+        return "The landmarks explain every row up to round-off, which is allowed for."
+    if not audit["rows"]:
+        return "This rests on the trace of what the landmarks leave unexplained, without any chance; round-off is part."
+    return (
+        f"This rests on {audit['rows']:,} rows drawn at random by what the landmarks leave unexplained of each, which "
+        f"bound the largest eigenvalue of all that is unexplained by {audit['delta']:.4g}. Round-off is part of it."
+    )
+
+
+def report(summary: Summary) -> str:
+    """What was written where."""
+    return _table(
+        [("report of", summary["scores"]), ("rows", f"{summary['rows']:,}"), ("written to", summary["output"])]
+    )
+
+
+def parameters(summary: Summary) -> Pairs:
+    """By what rows were scored, name by name."""
+    found = summary["parameters"]
+    given = {
+        "input": found["input"],
+        "kernel": _kernel(found["kernel"]),
+        "ridge λ": _figures(found["ridge"], "g"),
+        "landmarks": f"{found['n_landmarks']:,} draws, {summary['distinct_landmarks']:,} distinct, rank "
+        f"{summary['rank']:,}",
+    }
+    shown = {name.replace("_", " "): value for name, value in found.items()}
+    for name in ("input", "kernel", "ridge", "n landmarks"):
+        del shown[name]
+    words = {"True": "yes", "False": "no", "None": "none"}
+    rest = {name: words.get(str(value), str(value)) for name, value in shown.items()}
+    return list((given | rest).items())
+
+
+def drift(summary: Summary) -> Pairs:
+    """What the last update did."""
+    about = summary["update"]
+    before, now = (_figures(value, ".6g") for value in about["effective_dimension"])
+    share = about["residual_share"]
+    return [
+        ("rows", f"{about['rows_before']:,} before, {about['rows_added']:,} new"),
+        ("landmarks", f"{'drawn anew' if about['refreshed'] else 'kept'}: {about['reason']}"),
+        ("effective dimension of the sketch", f"before: {before}; now: {now}"),
+        ("mean residual share", f"{share['before']:.4g} before" + _in_new_rows(share["new_rows"])),
+    ]
+
+
 def verification(summary: Summary) -> str:
     """Whether everything is as it was written."""
     return "\n".join(summary["damage"]) or "everything is as it was written"

@@ -15,6 +15,7 @@ from daskrr.numerics.algebra import (
     RidgeFactor,
     Whitening,
     combining_error,
+    gram_eigenvalues,
     ridge_factor,
     shift_of,
     subset_factor,
@@ -74,6 +75,11 @@ class Factors:
             "gram_norm": self.ridge.gram_norm,
             "combined": self.ridge.combined is not None,
         }
+
+    def eigenvalues(self, inputs: None, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Of G, in descending order."""
+        ridge = _known(self.ridge, "the ridge of this run was not added")
+        return {"eigenvalues": gram_eigenvalues(ridge, parameters["shift"])}
 
     def add_sums(self, inputs: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
         """Add the sums of some more rows; ``inputs`` holds those of pass 1, and the first time also their folds'.

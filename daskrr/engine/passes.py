@@ -196,6 +196,18 @@ class Run:
                 stage.advance(rows=block.n_rows)
         return handles
 
+    def total(self, title: str, tasks: Iterable[Delayed], add: Callable[[Any, Any], Any]) -> Any:
+        """Run one task per block and add up what they find where it is, from left to right; the sum, in this process.
+
+        Nothing but the sum is brought here, so that what a block finds may be larger than what all may send.
+        """
+        found: Any = None
+        with Stage(self.report, title, len(self.blocks), self._n_rows) as stage:
+            for block, handle in self.executor.window(tasks, self.blocks):
+                found = handle if found is None else self.executor.apply("add-up", add, found, handle)
+                stage.advance(rows=block.n_rows)
+        return self.executor.value(found)
+
     def finish(self, title: str, tasks: Iterable[Delayed], row_flops: float = 0.0) -> None:
         """Run one task per block whose results are on storage; nothing is held, so that nothing is lost with a worker.
 

@@ -10,7 +10,7 @@ import os
 import shutil
 import uuid
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -202,15 +202,19 @@ def open_stored(path: str | os.PathLike, kind: str) -> zarr.Group:
 
 
 def stored_column(group: zarr.Group, ridge: float | None) -> int:
-    """Which column of a result belongs to a ridge; the smallest ridge by default.
+    """Which column of a result belongs to a ridge; the smallest ridge by default."""
+    attributes: Any = group.attrs[RESULT_KEY]
+    return column_of(np.atleast_1d(attributes["parameters"]["ridge"]).tolist(), ridge)
+
+
+def column_of(ridges: Sequence[float], ridge: float | None) -> int:
+    """Which of several ridges is meant; the smallest by default.
 
     Raises
     ------
     InvalidParameter
         The ridge is none of those that were scored.
     """
-    attributes: Any = group.attrs[RESULT_KEY]
-    ridges = np.atleast_1d(attributes["parameters"]["ridge"]).tolist()
     if ridge is not None and ridge not in ridges:
         listed = ", ".join(f"{one:g}" for one in ridges)
         raise InvalidParameter(f"ridge={ridge!r} is none of those that were scored: {listed}")

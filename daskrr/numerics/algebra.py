@@ -83,6 +83,8 @@ class RidgeFactor:
     leading
         (k, r) and (k,): applied to kernel columns, the coordinates along the eigenvectors of G whose eigenvalues exceed
         n·λ, and those eigenvalues; the last number is the largest eigenvalue left. None unless asked for.
+    spectrum
+        (r,) S of G in ascending order, where it was found on the way.
     effective_dimensions
         (L,) tr(G (G + n·λ·I)⁻¹), the sum of all scores, for each ridge.
     score_errors
@@ -95,6 +97,7 @@ class RidgeFactor:
     combined: NDArray[np.float64] | None
     eigenvalues: NDArray[np.float64] | None
     leading: tuple[NDArray[np.float64], NDArray[np.float64], float] | None
+    spectrum: NDArray[np.float64] | None
     effective_dimensions: NDArray[np.float64]
     score_errors: NDArray[np.float64]
     gram_norm: float
@@ -216,24 +219,39 @@ def ridge_factor(
     G = blas.mirror_lower(G)
     norm = _largest_eigenvalue(G)
     shifts = [shift_of(n_rows, ridge) for ridge in ridges]
-    errors = _gram_errors(len(G), norm, shifts, ridges, tile_dtype)
+    errors = gram_errors(len(G), norm, n_rows, ridges, tile_dtype)
     together = [combining_error(len(G), norm, shift, tile_dtype) for shift in shifts]
     combine = whitening is not None and max(together) <= COMBINED_LIMIT[tile_dtype]
     if combine:
         errors = [one + other for one, other in zip(errors, together, strict=True)]
     make = _triangular if len(shifts) == 1 else _rotation
     inverse, combined, eigenvalues, dimensions = make(G, whitening if combine else None, shifts)
-    leading = _leading(G, whitening, shifts[0]) if whitening and with_leading and len(shifts) == 1 else None
+    leading, spectrum = None, eigenvalues
+    if whitening and with_leading and len(shifts) == 1:
+        leading, spectrum = _leading(G, whitening, shifts[0])
     return RidgeFactor(
-        inverse, combined, eigenvalues, leading, np.array(dimensions), np.array(errors, np.float64), norm
+        inverse, combined, eigenvalues, leading, spectrum, np.array(dimensions), np.array(errors, np.float64), norm
     )  # fmt: skip
 
 
-def _gram_errors(
-    rank: int, norm: float, shifts: Sequence[float], ridges: Sequence[float], tile_dtype: np.dtype
-) -> list[float]:
-    """Relative errors that the rounding of G leaves at every ridge, none of which may decide the result."""
-    errors = [_separate_error(rank, norm, shift, tile_dtype) for shift in shifts]
+def gram_eigenvalues(factor: RidgeFactor, shift: float) -> NDArray[np.float64]:
+    """Eigenvalues (r,) of G in descending order, from what is kept of it; ``shift`` is n·λ of the first ridge."""
+    if factor.spectrum is not None:
+        return np.maximum(factor.spectrum[::-1], 0.0)
+    M = factor.inverse.copy()
+    blas.invert_lower(M)
+    return np.maximum(np.linalg.eigvalsh(M @ M.T)[::-1] - shift, 0.0)
+
+
+def gram_errors(rank: int, norm: float, n_rows: float, ridges: Sequence[float], tile_dtype: np.dtype) -> list[float]:
+    """Relative errors that the rounding of G leaves at every ridge, none of which may decide the result.
+
+    Raises
+    ------
+    RidgeTooSmall
+        One does.
+    """
+    errors = [_separate_error(rank, norm, shift_of(n_rows, ridge), tile_dtype) for ridge in ridges]
     worst = int(np.argmax(errors))
     if errors[worst] > MAX_SCORE_ERROR:
         works = _rounded_up(ridges[worst] * errors[worst] / MAX_SCORE_ERROR)
@@ -272,11 +290,15 @@ def _rotation(G: NDArray, whitening: Whitening | None, shifts: list[float]) -> t
     return rotation, rotation @ whitening.inverse if whitening else None, eigenvalues, dimensions
 
 
-def _leading(G: NDArray, whitening: Whitening, shift: float) -> tuple[NDArray, NDArray, float]:
+def _leading(
+    G: NDArray, whitening: Whitening, shift: float
+) -> tuple[tuple[NDArray, NDArray, float], NDArray[np.float64]]:
+    """Coordinates along the eigenvectors above the shift, as :class:`RidgeFactor` has them, and all eigenvalues."""
     eigenvalues, vectors = np.linalg.eigh(G)
     first = int(np.searchsorted(eigenvalues, shift, side="right"))
     left = max(float(eigenvalues[first - 1]), 0.0) if first else 0.0
-    return np.ascontiguousarray(vectors[:, first:].T) @ whitening.inverse, eigenvalues[first:], left
+    leading = np.ascontiguousarray(vectors[:, first:].T) @ whitening.inverse, eigenvalues[first:], left
+    return leading, eigenvalues
 
 
 def subset_factor(W: NDArray[np.float64], shift: float) -> NDArray[np.float64]:

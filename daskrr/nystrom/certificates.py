@@ -230,12 +230,17 @@ def dimension_bounds(sketch: NystromSketch, found: Audit, dimensions: Sequence[f
     """What the exact effective dimension at every ridge lies between, by the trace of E alone."""
     if sketch.certainty is None:
         raise RuntimeError("this sketch was fitted without an audit")
-    intervals = []
-    for shift, error, dimension in zip(sketch.shifts, sketch.certainty.score_errors, dimensions, strict=True):
-        low = dimension * (1.0 - error) - sketch.n_rows * found.noise / (found.noise + shift)
-        high = dimension * (1.0 + error) + found.weight / (shift + found.weight / sketch.n_rows)
-        intervals.append((max(float(low), 0.0), min(float(high), float(sketch.n_rows))))
-    return intervals
+    return [
+        dimension_interval(found, sketch.n_rows, *figures)
+        for figures in zip(sketch.shifts, sketch.certainty.score_errors, dimensions, strict=True)
+    ]
+
+
+def dimension_interval(found: Audit, n_rows: int, shift: float, error: float, dimension: float) -> tuple[float, float]:
+    """The same at one n·λ, the sketch's dimension there being known up to a relative error."""
+    low = dimension * (1.0 - error) - n_rows * found.noise / (found.noise + shift)
+    high = dimension * (1.0 + error) + found.weight / (shift + found.weight / n_rows)
+    return max(float(low), 0.0), min(float(high), float(n_rows))
 
 
 def summarize(

@@ -1,5 +1,6 @@
 """The tasks that apply a fitted regression to blocks of rows."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,18 @@ def diagnose_task(
     """Diagnostics (m, 1 + 6·t) of training rows."""
     smoother = smoother_of(payload, kernel, F64, (ridge,), weighted)
     return diagnose_block(smoother, noise, dimension, pieces(source), start, read_targets(targets, start))
+
+
+def diagnose_and_then(
+    then: Callable[..., Any],
+    diagnose: Callable[..., NDArray[np.float64]],
+    payload: dict[str, Any],
+    source: Any,
+    start: int,
+    targets: Any,
+) -> Any:
+    """What ``then`` makes of the diagnostics of a block."""
+    return then(diagnose(payload, source, start, targets), start)
 
 
 def left_out_task(

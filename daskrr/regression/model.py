@@ -3,12 +3,13 @@
 import os
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Self
 
 import numpy as np
+from dask.delayed import Delayed
 from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -16,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from daskrr.arguments import Job, Options, prepare
 from daskrr.engine.feed import reporter
 from daskrr.engine.passes import Run, block_rows, executor, split, task
+from daskrr.engine.rows import Rows
 from daskrr.engine.scheduler import held
 from daskrr.engine.storage import OutputStore
 from daskrr.errors import InvalidData
@@ -25,7 +27,16 @@ from daskrr.nystrom.sampling import Landmarks
 from daskrr.nystrom.sketch import NystromSketch
 from daskrr.regression.diagnostics import Diagnostics
 from daskrr.regression.estimator import SketchedEstimator, all_or_nothing, started
-from daskrr.regression.evaluation import diagnose_task, predict_task, r_squared, score_task, spread_task, write_task
+from daskrr.regression.evaluation import (
+    diagnose_and_then,
+    diagnose_task,
+    predict_task,
+    r_squared,
+    score_task,
+    spread_task,
+    write_task,
+)
+from daskrr.regression.pictures import RegressionPictures
 from daskrr.regression.saving import write_model
 from daskrr.regression.training import Deviation, Trained, Training, is_lazy, take_sums
 
@@ -262,14 +273,54 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
         check_is_fitted(self)
         data = self._open(X, y, sample_weight, reset=False)
         weighed = data.weighed(self._facts.scale)
+        n_columns, rank = 1 + 6 * data.n_targets, self._facts.rank
+        found = self._apply(
+            "diagnose", "smoother", rank, self._diagnosis(weighed), n_columns, weighed.rows, weighed.targets
+        )
+        return Diagnostics.of(found, self._facts.single)
+
+    def _diagnosis(self, weighed: Any) -> Callable[..., Any]:
+        """What finds the diagnostics of a block."""
         self._diagonalise()
-        work = partial(
+        return partial(
             diagnose_task, self.kernel_, self.ridge_, weighed.weighted, self._noise,
             self.effective_dimension_ + self._facts.intercept,
         )  # fmt: skip
-        n_columns = 1 + 6 * data.n_targets
-        found = self._apply("diagnose", "smoother", self._facts.rank, work, n_columns, weighed.rows, weighed.targets)
-        return Diagnostics.of(found, self._facts.single)
+
+    @property
+    def plot(self) -> RegressionPictures:
+        """Pictures: ``plot.diagnostics(X, y)``."""
+        check_is_fitted(self)
+        return RegressionPictures(self)
+
+    def sum_diagnostics(
+        self, X: Any, y: Any, sample_weight: Any, then: Callable[..., Any], add: Callable[[Any, Any], Any]
+    ) -> Any:
+        """Add up on the workers what ``then`` makes of the diagnostics (m, 1 + 6·t) of every block and its first row.
+
+        The columns are those of :meth:`diagnose`.
+        """
+        data = self._open(X, y, sample_weight, reset=False)
+        weighed = data.weighed(self._facts.scale)
+        work = partial(diagnose_and_then, then, self._diagnosis(weighed))
+        with reporter(self.progress) as report:
+            run = self._reading(weighed.rows, report)
+            tasks = self._reading_tasks(run, "diagnose", "smoother", work, weighed.targets)
+            return run.total("diagnostics", tasks, add)
+
+    def _reading(self, rows: Rows, report: Any) -> Run:
+        """One reading of rows, by blocks."""
+        name = uuid.uuid4().hex
+        return Run(name, rows, split(rows.n_rows, block_rows(max(1, self._facts.rank), rows)), executor(name), report)
+
+    def _reading_tasks(
+        self, run: Run, name: str, kind: str, work: Callable[..., Any], targets: Rows
+    ) -> Iterator[Delayed]:
+        payload = held(self._algebra, kind, run.executor)
+        rows, targets = run.rows.anew(f"{name}-{run.name}"), targets.anew(f"{name}-targets-{run.name}")
+        for b in run.blocks:
+            sources = rows.source(b.start, b.stop), targets.source(b.start, b.stop)
+            yield task(name, run.name, b.index, work, payload, sources[0], b.start, sources[1])
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """R² of the predictions, averaged over targets; out of core for Dask and Zarr input."""
@@ -278,13 +329,9 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
             return super().score(X, y, sample_weight)
         data = self._open(X, y, sample_weight, reset=False)
         weighed = data.weighed()
-        name, rows, targets = uuid.uuid4().hex, weighed.rows, weighed.targets
-        run = Run(name, rows, split(rows.n_rows, block_rows(max(1, self._facts.rank), rows)), executor(name), _silent)
-        payload = held(self._algebra, "predictor", run.executor)
         work = partial(score_task, self.kernel_, weighed.weighted, data.origin())
-        rows, targets = rows.anew(f"score-{name}"), targets.anew(f"score-targets-{name}")
-        blocks = ((b, rows.source(b.start, b.stop), targets.source(b.start, b.stop)) for b in run.blocks)
-        tasks = (task("score", name, b.index, work, payload, one, b.start, other) for b, one, other in blocks)
+        run = self._reading(weighed.rows, _silent)
+        tasks = self._reading_tasks(run, "score", "predictor", work, weighed.targets)
         sums = sum(run.executor.values(run.collect("score", tasks)), start=np.zeros((4, 1)))
         return r_squared(sums)
 

@@ -1,23 +1,13 @@
-"""Pictures of leverage scores."""
+"""How far planted outliers stand out."""
 
-from os import PathLike
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 from numpy.typing import ArrayLike, NDArray
 
-# Two colours of the Okabe-Ito palette, which stay apart for every kind of colour vision, and greys.
-_PLANTED = "#D55E00"
-_ORDINARY = "#0072B2"
-_GUIDE = "#666666"
-_LABEL = 11
-_TITLE = 12.5
+from daskrr.plots.style import BLUE, GRID, GUIDE, LABEL, TITLE, VERMILLION, blues, new_figure, whole
 
 
 def outlier_figure(scores: ArrayLike, estimate: ArrayLike, planted: ArrayLike, title: str = "") -> Figure:
@@ -40,7 +30,7 @@ def outlier_figure(scores: ArrayLike, estimate: ArrayLike, planted: ArrayLike, t
     values, heights = np.asarray(scores, float), np.asarray(estimate, float)
     marked = np.zeros(len(values), bool)
     marked[np.asarray(planted, int)] = True
-    figure = Figure(figsize=(12.5, 5.4), dpi=120, layout="constrained")
+    figure = new_figure(12.5, 5.4)
     left, right = figure.subplots(1, 2)
     _draw_ranks(left, heights, marked)
     _draw_plane(right, values, heights, marked)
@@ -48,25 +38,20 @@ def outlier_figure(scores: ArrayLike, estimate: ArrayLike, planted: ArrayLike, t
     return figure
 
 
-def save(figure: Figure, path: str | PathLike[str]) -> None:
-    """Write a figure as a PNG file."""
-    FigureCanvasAgg(figure).print_png(path)
-
-
 def _draw_ranks(axes: Axes, heights: NDArray[np.float64], marked: NDArray[np.bool_]) -> None:
     order = np.argsort(-heights, kind="stable")
     ranks = np.arange(1, len(order) + 1)
     hit = marked[order]
     count = int(marked.sum())
-    axes.plot(ranks, heights[order], color=_ORDINARY, linewidth=2.2, label="all rows", zorder=2)
+    axes.plot(ranks, heights[order], color=BLUE, linewidth=2.2, label="all rows", zorder=2)
     _mark(axes, ranks[hit], heights[order][hit], f"planted rows ({count})")
-    axes.axvline(count + 0.5, color=_GUIDE, linestyle="--", linewidth=1)
-    axes.text(count * 1.15, 0.04, f"rank {count}", transform=axes.get_xaxis_transform(), color=_GUIDE)
+    axes.axvline(count + 0.5, color=GUIDE, linestyle="--", linewidth=1)
+    axes.text(count * 1.15, 0.04, f"rank {count}", transform=axes.get_xaxis_transform(), color=GUIDE)
     axes.set(xscale="log", yscale="log", xlim=(0.8, 1.3 * len(order)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.xaxis.set_major_formatter(whole)
     found = int(hit[:count].sum())
     _finish(axes, f"{found} of {count} planted rows are among the {count} highest", "rank by estimate", "estimate")
-    axes.legend(loc="upper right", frameon=False, fontsize=_LABEL)
+    axes.legend(loc="upper right", frameon=False, fontsize=LABEL)
 
 
 def _draw_plane(
@@ -75,30 +60,25 @@ def _draw_plane(
     x, y = _positive(values), _positive(heights)
     # Half a million dots would hide each other and how many there are; hexagons count them.
     shade = axes.hexbin(
-        x[~marked], y[~marked], xscale="log", yscale="log", gridsize=60, bins="log", cmap=_blues(), mincnt=1
+        x[~marked], y[~marked], xscale="log", yscale="log", gridsize=60, bins="log", cmap=blues(), mincnt=1
     )
     _mark(axes, x[marked], y[marked], "planted rows")
     bar = axes.figure.colorbar(shade, ax=axes, pad=0.02)
-    bar.set_label("ordinary rows per cell", fontsize=_LABEL)
+    bar.set_label("ordinary rows per cell", fontsize=LABEL)
     _guide(axes, x, y)
     _finish(axes, "Ordinary by score alone, outstanding by estimate", "leverage score of the sketch", "estimate")
-    axes.legend(loc="lower right", frameon=False, fontsize=_LABEL)
+    axes.legend(loc="lower right", frameon=False, fontsize=LABEL)
 
 
 def _mark(axes: Axes, x: NDArray[Any], y: NDArray[Any], label: str) -> None:
     """Dots of the planted rows, above everything else."""
-    axes.scatter(x, y, s=34, facecolor=_PLANTED, edgecolor="white", linewidth=0.6, label=label, zorder=3)
+    axes.scatter(x, y, s=34, facecolor=VERMILLION, edgecolor="white", linewidth=0.6, label=label, zorder=3)
 
 
 def _guide(axes: Axes, x: NDArray[np.float64], y: NDArray[np.float64]) -> None:
     ends = [min(x.min(), y.min()), max(x.max(), y.max())]
-    axes.plot(ends, ends, color=_GUIDE, linestyle="--", linewidth=1, zorder=1, label="estimate = score")
+    axes.plot(ends, ends, color=GUIDE, linestyle="--", linewidth=1, zorder=1, label="estimate = score")
     axes.set(xlim=(x.min() / 1.6, x.max() * 1.6), ylim=(y.min() / 1.6, y.max() * 1.6))
-
-
-def _blues() -> Colormap:
-    """The part of the map that can be told from the white background."""
-    return LinearSegmentedColormap.from_list("blues", colormaps["Blues"](np.linspace(0.25, 1, 256)))
 
 
 def _positive(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -107,10 +87,10 @@ def _positive(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _finish(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
-    axes.set_title(title, fontsize=_TITLE)
-    axes.set_xlabel(xlabel, fontsize=_LABEL)
-    axes.set_ylabel(ylabel, fontsize=_LABEL)
-    axes.grid(True, which="major", color="#DDDDDD", linewidth=0.6)
+    axes.set_title(title, fontsize=TITLE)
+    axes.set_xlabel(xlabel, fontsize=LABEL)
+    axes.set_ylabel(ylabel, fontsize=LABEL)
+    axes.grid(True, which="major", color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

@@ -1,0 +1,157 @@
+"""Pictures of scores, in memory or on storage: ``result.plot`` and ``daskrr.open_scores(...).plot``.
+
+Rows are counted where they are, on the workers; what is drawn are a few hundred numbers.
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, Protocol
+
+import numpy as np
+
+from daskrr.aggregates import Profile, bars, ranked
+from daskrr.errors import InvalidParameter
+from daskrr.top import CERTIFIED, check_top, not_certified
+
+TITLES = {"estimate": "Estimated leverage scores", "scores": "Leverage scores of the sketch"}
+TITLES |= {"lower": "Lower ends of leverage scores", "upper": "Upper ends of leverage scores"}
+PATH = ("ridges", "effective_dimension", "lower", "upper")
+
+
+def drawings() -> Any:
+    """The module that draws. It needs matplotlib, which the workers, who import this one, need not load."""
+    return import_module("daskrr.plots")
+
+
+class Scored(Protocol):
+    """Scores of many rows, wherever they are."""
+
+    summary: dict[str, Any]
+
+    @property
+    def certified(self) -> bool:
+        """Whether every score comes with an interval."""
+
+    @property
+    def dimension_ends(self) -> Sequence[tuple[float, float]] | None:
+        """For every ridge, what the sum of the exact scores is between; None where nothing is certified."""
+
+    def column(self, ridge: float | None) -> int:
+        """Which column belongs to a ridge; the smallest ridge by default."""
+
+    def profile(self, ridge: float | None = None) -> Profile:
+        """How large scores are, counted on the workers."""
+
+    def spectrum(self) -> Mapping[str, Any]:
+        """Eigenvalues of the sketch: ``ranks`` and ``eigenvalues``, in descending order."""
+
+    def dimension_path(self, ridges: Sequence[float] | None = None) -> Mapping[str, Any]:
+        """Effective dimension at many ridges: ``ridges``, ``effective_dimension``, ``lower`` and ``upper``."""
+
+
+class ScorePictures:
+    """Pictures of scores; each method draws on the axes ``ax``, or on new ones, and returns them.
+
+    Examples
+    --------
+    >>> import numpy as np, daskrr
+    >>> X = np.random.default_rng(0).standard_normal((500, 2))
+    >>> result = daskrr.leverage_scores(X, daskrr.kernels.Gaussian(1.0), 1e-3, 80, certify=True, random_state=0)
+    >>> result.plot.scores().get_xlabel()
+    'leverage score'
+    """
+
+    def __init__(self, source: Scored) -> None:
+        self._source = source
+
+    def scores(self, *, ax: Any = None, of: str = "estimate", ridge: float | None = None) -> Any:
+        """Histogram of the scores of all rows, with their mean, the interval ends and the highest rows.
+
+        Parameters
+        ----------
+        ax
+            Axes to draw on; new ones by default.
+        of
+            ``"estimate"``, ``"scores"``, ``"lower"`` or ``"upper"``.
+        ridge
+            Which of several; the smallest by default.
+        """
+        source = self._source
+        check_top(1, of, source.certified)
+        profile = source.profile(ridge)
+        wanted = [of, *(name for name in ("lower", "upper") if name in profile.counts and name != of)]
+        found = bars({name: profile.counts[name] for name in wanted})
+        mean = np.array([one for one in self._dimensions(ridge) if one is not None]) / profile.n_rows
+        top = {int(row): float(value) for row, value in zip(profile.top.rows, getattr(profile.top, of), strict=True)}
+        return drawings().draw_scores(
+            ax, found.edges, found.counts[of], {name: found.counts[name] for name in wanted[1:]}, mean, top,
+            int(profile.counts[of][0]), f"{TITLES[of]} of {profile.n_rows:,} rows", self._subtitle(ridge),
+        )  # fmt: skip
+
+    def intervals(self, *, ax: Any = None, ridge: float | None = None) -> Any:
+        """Rows in order of their estimate, highest first: between which ends their exact scores are, and how far apart.
+
+        On axes of your own there is no second panel with the width.
+
+        Raises
+        ------
+        NotCertified
+            The scores were computed without ``certify=True``.
+        """
+        if not self._source.certified:
+            raise not_certified("interval")
+        profile = self._source.profile(ridge)
+        found = ranked(profile)
+        bands = {name: found.means[name] for name in CERTIFIED} | {"lowest": found.lowest, "highest": found.highest}
+        title = f"Certified intervals of {profile.n_rows:,} rows"
+        return drawings().draw_intervals(ax, found.rank, bands, found.width, title, self._subtitle(ridge))
+
+    def spectrum(self, *, ax: Any = None) -> Any:
+        """Eigenvalues of the sketch, with n·λ and the effective dimension at every ridge."""
+        found, summary = self._source.spectrum(), self._source.summary
+        ridges = np.atleast_1d(summary["parameters"]["ridge"])
+        return drawings().draw_spectrum(
+            ax, found["ranks"], found["eigenvalues"], ridges, summary["n_rows"] * ridges,
+            np.atleast_1d(summary["effective_dimension"]), f"Spectrum of the sketch, rank {summary['rank']:,}",
+        )  # fmt: skip
+
+    def path(self, *, ridges: Sequence[float] | None = None, ax: Any = None) -> Any:
+        """Effective dimension against the ridge, with its interval where it is certified.
+
+        Parameters
+        ----------
+        ridges
+            Where to compute it; by default from a hundredth of the smallest that was scored, or what can be resolved,
+            to a hundred times the largest.
+        ax
+            Axes to draw on; new ones by default.
+
+        Raises
+        ------
+        InvalidParameter
+            Fewer than two ridges, of which there is no path.
+        """
+        found = self._source.dimension_path(ridges)
+        if len(found["ridges"]) < 2:
+            raise InvalidParameter(
+                f"a path needs two ridges or more, got {found['ridges']}. Give more, or none at all."
+            )
+        summary = self._source.summary
+        scored = dict(
+            zip(*map(np.atleast_1d, (summary["parameters"]["ridge"], summary["effective_dimension"])), strict=True)
+        )
+        title = f"Effective dimension of {summary['n_rows']:,} rows"
+        return drawings().draw_path(ax, *(found[name] for name in PATH), scored, title)
+
+    def _dimensions(self, ridge: float | None) -> tuple[float, float | None, float | None]:
+        """Effective dimension at a ridge, and its certified ends if they are known."""
+        column, ends = self._source.column(ridge), self._source.dimension_ends
+        dimension = float(np.atleast_1d(self._source.summary["effective_dimension"])[column])
+        return dimension, *((None, None) if ends is None else ends[column])
+
+    def _subtitle(self, ridge: float | None) -> str:
+        column = self._source.column(ridge)
+        shown = float(np.atleast_1d(self._source.summary["parameters"]["ridge"])[column])
+        dimension, low, high = self._dimensions(ridge)
+        found = f"of the sketch {dimension:.4g}" if low is None else f"certainly {low:.4g} to {high:.4g}"
+        return f"ridge λ = {shown:g}, effective dimension {found}"
