@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from daskrr.aggregates import Profile, added, stored_profile
 from daskrr.engine.addresses import redact
+from daskrr.engine.feed import reporter
 from daskrr.engine.lease import describe
 from daskrr.engine.passes import Run, executor, split, superblocks, task
 from daskrr.engine.places import read_key
-from daskrr.engine.progress import Reporter, reporter
+from daskrr.engine.progress import Reporter
 from daskrr.engine.rows import open_rows
 from daskrr.engine.storage import RESULT_KEY, checksum, column_of
 from daskrr.errors import InvalidData, InvalidParameter
