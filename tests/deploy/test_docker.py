@@ -6,7 +6,9 @@ The base image is Debian with its Python, made by debootstrap and kept in a fold
 
 import json
 import os
+import re
 import shutil
+import socket
 import ssl
 import subprocess
 import sys
@@ -95,7 +97,7 @@ class Engine:
             "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "COMPOSE_PROJECT_NAME": "daskrr",
-            "DASHBOARD_PORT": "0",
+            "DASHBOARD_PORT": str(free_port()),
         }
 
     def run(self, *command: str, accept: tuple[int, ...] = (0,)) -> subprocess.CompletedProcess:
@@ -141,6 +143,13 @@ class Engine:
         )
 
 
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def pip_settings() -> str:
     """The index that pip uses here, as a file for pip in an image."""
     listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
@@ -175,7 +184,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     finally:
         made.run("podman", "rm", "--all", "--force", "--time", "0")
         made.run("podman", "network", "rm", "--force", "daskrr_default")
-        made.run("podman", "rmi", "--all", "--force")
         shutil.rmtree(made.folder)
 
 
@@ -183,10 +191,10 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 def test_image__runs_as_nobody_in_particular_and_keeps_no_settings_of_its_build(engine: Engine) -> None:
     image = engine.inspect("localhost/daskrr:latest")
     assert image["Config"]["User"] == "1000:1000"
-    assert "/health" in str(image["Config"]["Healthcheck"])
+    assert "/health" in str(image["Healthcheck"])
     said = engine.run(
         *("podman", "run", "--rm", "--network", "none", "localhost/daskrr:latest"),
-        *("sh", "-c", "daskrr --version; id -u; ls /etc/pip.conf /source 2>&1"),
+        *("sh", "-c", "daskrr --version; id -u; ls /etc/pip.conf /source 2>&1 || true"),
     ).stdout
     assert daskrr.__version__ in said
     assert "\n1000\n" in said
@@ -200,17 +208,21 @@ def test_compose__scores_a_table_on_the_store(engine: Engine, tmp_path: Path, mo
     engine.start("store", "daskrr_store_1")
     engine.start("scheduler", "daskrr_scheduler_1")
     engine.start("worker", "daskrr_worker_1", "daskrr_worker_2")
-    (upload,) = [line for line in readme_commands() if "convert" in line]
-    engine.job("sh", "-c", upload.partition("sh -c '")[2].rpartition("'")[0], mount=tmp_path / "points.csv")
+    (upload,) = re.findall(r"sh -c '(.+?)'", (DOCKER / "README.md").read_text(), re.DOTALL)
+    engine.job("sh", "-c", upload, mount=tmp_path / "points.csv")
     assert "written to  s3://daskrr/scores.zarr" in engine.job()
     assert "nothing to do" in engine.job()
 
     for name, value in store_settings(engine).items():
         monkeypatch.setenv(name, value)
     scores = daskrr.open_scores("s3://daskrr/scores.zarr")
-    width = scores.attrs["kernel"]["length_scale"]
+    width = scores.summary["parameters"]["kernel"]["length_scale"]
     expected = exact.leverage_scores(X, kernels.Gaussian(width), 1e-3)
-    assert ((scores["lower"][:] <= expected) & (expected <= scores["upper"][:])).all()
+    # Both ends are nearer to each other than the round-off of the dense solution may be.
+    assert (scores["lower"][:] <= expected * (1 + 1e-7)).all()
+    assert (scores["upper"][:] >= expected * (1 - 1e-7)).all()
+    assert scores.summary["workers"]["count"] == 2
+    assert scores.summary["algebra"]["place"] == "scheduler"
 
     ports = engine.inspect("daskrr_scheduler_1")["HostConfig"]["PortBindings"]
     assert {port: [one["HostIp"] for one in where] for port, where in ports.items()} == {"8787/tcp": ["127.0.0.1"]}
@@ -225,9 +237,3 @@ def store_settings(engine: Engine) -> dict[str, str]:
     settings = {name: value for name, value in listed if name.startswith("AWS_")}
     address = ADDRESSES["store"]
     return settings | {"AWS_ENDPOINT_URL": f"http://{address}:9000", "NO_PROXY": address, "no_proxy": address}
-
-
-def readme_commands() -> list[str]:
-    """Commands of the README, continued lines joined."""
-    text = (DOCKER / "README.md").read_text().replace("\\\n", " ")
-    return [line for block in text.split("```sh\n")[1:] for line in block.partition("```")[0].splitlines()]
