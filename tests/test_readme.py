@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, cluster: LocalCluster) -> P
     (where / "job.toml").write_text(job)
     commands = [line[2:] for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
     assert [shlex.split(command)[1] for command in commands] == [
-        *("convert", "plan", "score", "top", "sample", "score"),
+        *("convert", "plan", "score", "top", "report", "sample", "score"),
         *("convert", "convert", "select", "fit", "predict"),
         *("run", "run"),
     ]
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, cluster: LocalCluster) -> P
         if seen and words[1] in ("score", "select", "fit", "predict"):
             words += ["--cluster", cluster.scheduler_address]
         seen |= {words[1]} & {"score"}
-        if words[1] in ("convert", "plan", "top", "sample", "run"):
+        if words[1] in ("convert", "plan", "top", "report", "sample", "run"):
             with contextlib.chdir(where):
                 result = CliRunner().invoke(main, words[1:])
             assert result.exit_code == 0, result.stderr
