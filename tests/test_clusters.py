@@ -185,6 +185,17 @@ class TestStarted:
         ):
             pass
 
+    def test_an_interrupt_waits_until_what_is_half_started_can_be_stopped(self, monkeypatch):
+        def start(self, **settings):
+            signal.raise_signal(signal.SIGINT)
+            begin(self, **settings)
+
+        begin = StandIn.__init__
+        monkeypatch.setattr(StandIn, "__init__", start)
+        with pytest.raises(KeyboardInterrupt):
+            kinds._begin(kinds.Order("slurm", 1, 1, 1.0, {}))
+        assert StandIn.made[0].status.name == "closed"
+
     def test_a_cluster_that_does_not_start(self):
         with (
             pytest.raises(

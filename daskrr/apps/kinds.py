@@ -12,7 +12,8 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -25,7 +26,7 @@ from distributed import Client, Security
 from distributed.comm.addressing import get_address_host_port
 
 from daskrr import config
-from daskrr.errors import InvalidParameter, SourceUnreachable, check_count
+from daskrr.errors import DaskrrError, InvalidParameter, SourceUnreachable, check_count
 
 
 @dataclass(frozen=True)
@@ -257,7 +258,18 @@ def start(wanted: Order) -> Iterator[Client]:
 
 
 def _begin(wanted: Order) -> Any:
-    """A cluster without workers."""
+    """A cluster without workers; what is half started when an interrupt comes could not be stopped, so that waits."""
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(_make, wanted)
+        try:
+            return starting.result()
+        except KeyboardInterrupt:
+            with suppress(DaskrrError):
+                starting.result().close()
+            raise
+
+
+def _make(wanted: Order) -> Any:
     try:
         return _load(wanted.kind)(**wanted.settings)
     except (TypeError, ValueError) as error:
