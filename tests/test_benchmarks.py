@@ -80,6 +80,7 @@ def _check_head(report, question):
     assert np.min(report["parameters"].get("ridge", report["parameters"].get("ridges"))) > 0
 
 
+@pytest.mark.slow
 def test_limit(quick_report):
     report, text = quick_report("limit")
     _check_head(report, "limit")
@@ -102,6 +103,7 @@ def test_limit(quick_report):
                 assert 0 < run["algebra_seconds"] < run["pass_1_seconds"]
 
 
+@pytest.mark.slow
 def test_memory(quick_report):
     report, text = quick_report("memory")
     _check_head(report, "memory")
@@ -118,6 +120,7 @@ def test_memory(quick_report):
         assert not run["paused"]
 
 
+@pytest.mark.slow
 def test_peers(quick_report):
     report, text = quick_report("peers")
     _check_head(report, "peers")
@@ -237,6 +240,7 @@ def test_restart(quick_report):
     assert "chunks read again" in text
 
 
+@pytest.mark.slow
 def test_regression(quick_report):
     report, text = quick_report("regression")
     _check_head(report, "regression")

@@ -101,10 +101,11 @@ def test_memory_limit__half_of_what_is_needed_is_refused_within_a_second(tmp_pat
     needed = limit_for_1000(points)
     options = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
     with LocalCluster(memory_limit=needed // 2, **options) as small, Client(small):
-        began = time.perf_counter()
+        # Of the processor, since other programs may have it meanwhile.
+        began = time.process_time()
         with pytest.raises(DoesNotFit, match=rf"limit of {needed / 2**20:.0f} MiB .* has {needed / 2**21:.0f} MiB"):
             score_with_1000(points, tmp_path / "out.zarr")
-        assert time.perf_counter() - began < 1.0
+        assert time.process_time() - began < 1.0
     assert not (tmp_path / "out.zarr").exists()
 
 
