@@ -73,7 +73,8 @@ def command_line_cluster(
             log = stack.enter_context(open(folder / f"process-{len(os.listdir(folder))}.log", "wb"))
             process = subprocess.Popen(command, env=settings, cwd=folder, stdout=log, stderr=log)
             stack.callback(_stop, process)
-        client = stack.enter_context(Client(scheduler_file=str(file), timeout=GENEROUS))
+        client = stack.enter_context(Client(scheduler_file=str(file), timeout=GENEROUS, set_as_default=False))
+        stack.enter_context(client.as_current())
         client.wait_for_workers(n_workers, timeout=GENEROUS)
         yield client
 

@@ -232,15 +232,16 @@ class Jobs(RuleBasedStateMachine):
                 self.published, self.orphan = None, self.published
             self.pending |= {None}
 
+    @property
+    def staged(self):
+        folders = (self.output / ".daskrr").glob("arrays-*")
+        return sorted(file for folder in folders for name in NAMES for file in chunk_files(folder / name))
+
+    @precondition(lambda self: self.staged and self.deciding is None)
     @rule(number=st.integers(0, 99))
     def delete_staged_chunk(self, number):
-        state = self.output / ".daskrr"
-        files = sorted(
-            file for folder in state.glob("arrays-*") for name in NAMES for file in chunk_files(folder / name)
-        )
-        if files and self.deciding is None:
-            files[number % len(files)].unlink()
-            self.fired["delete staged"] += 1
+        self.staged[number % len(self.staged)].unlink()
+        self.fired["delete staged"] += 1
 
     # --- What is seen ---------------------------------------------------------------------------------
 
@@ -257,6 +258,9 @@ class Jobs(RuleBasedStateMachine):
             try:
                 found = arrays_of(self.output)
             except InvalidData:
+                return
+            except ValueError:
+                assert self.hurt
                 return
             known = [reference(self.source, job) for job in (self.deciding, self.published) if job]
             assert found in known
