@@ -29,7 +29,7 @@ NAMED = 3
 # Counts that differ by more than this are drawn on a logarithmic axis.
 FAR_APART = 20
 # For every line of the legend, as a share of the height.
-HEADROOM = 0.1
+HEADROOM = 0.15
 LINES = (VERMILLION, GREEN, PURPLE, ORANGE)
 
 
