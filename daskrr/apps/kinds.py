@@ -12,8 +12,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -26,7 +25,7 @@ from distributed import Client, Security
 from distributed.comm.addressing import get_address_host_port
 
 from daskrr import config
-from daskrr.errors import DaskrrError, InvalidParameter, SourceUnreachable, check_count
+from daskrr.errors import InvalidParameter, SourceUnreachable, check_count
 
 
 @dataclass(frozen=True)
@@ -259,14 +258,27 @@ def start(wanted: Order) -> Iterator[Client]:
 
 def _begin(wanted: Order) -> Any:
     """A cluster without workers; what is half started when an interrupt comes could not be stopped, so that waits."""
-    with ThreadPoolExecutor(1) as pool:
-        starting = pool.submit(_make, wanted)
-        try:
-            return starting.result()
-        except KeyboardInterrupt:
-            with suppress(DaskrrError):
-                starting.result().close()
-            raise
+    came: list[int] = []
+    held = _handlers() if threading.current_thread() is threading.main_thread() else {}
+    cluster = None
+    try:
+        for number in held:
+            signal.signal(number, lambda number, _: came.append(number))
+        cluster = _make(wanted)
+    finally:
+        for number, handler in held.items():
+            signal.signal(number, handler)
+        if came:
+            if cluster is not None:
+                cluster.close()
+            signal.raise_signal(came[0])
+    return cluster
+
+
+def _handlers() -> dict[int, Any]:
+    """What is called when this process is interrupted or terminated."""
+    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    return {number: handler for number, handler in found.items() if callable(handler)}
 
 
 def _make(wanted: Order) -> Any:

@@ -29,6 +29,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.serialize import Serialize, Serialized, merge_and_deserialize, to_serialize
 from distributed.system import MEMORY_LIMIT
 
+from daskrr import config
 from daskrr.engine.factors import Factors
 from daskrr.engine.passes import ClusterExecutor, Executor, constant, task
 from daskrr.engine.watch import Flight, Watch, reachable
@@ -36,9 +37,6 @@ from daskrr.errors import DaskrrError, SourceUnreachable
 from daskrr.numerics import blas
 
 log = logging.getLogger("daskrr")
-
-# What a scheduler loads to show a page about the jobs.
-PAGE = "daskrr.apps.dashboard"
 
 # Asked for instead of a kind of payload.
 EVERYTHING = "everything"
@@ -71,7 +69,7 @@ class FactorPlugin(SchedulerPlugin):
         scheduler.handlers["daskrr_fetch"] = self.fetch
         scheduler.handlers["daskrr_fork"] = self.fork
         scheduler.handlers["daskrr_free"] = self.free
-        _show_page(scheduler)
+        _load_more(scheduler)
 
     async def close(self) -> None:
         """Let the thread go."""
@@ -149,10 +147,11 @@ def _gathered_perform(factors: Factors, step: str, data: Any, parameters: dict[s
     return _perform(factors, step, data, parameters)
 
 
-def _show_page(scheduler: Any) -> None:
-    """Have the dashboard show daskrr's page, as the preload of that name does; jobs can do without."""
-    with suppress(Exception):
-        import_module(PAGE).dask_setup(scheduler)
+def _load_more(scheduler: Any) -> None:
+    """Have the scheduler load what is set for it, such as a page in the dashboard; jobs can do without."""
+    for name in config.get("scheduler-preload"):
+        with suppress(Exception):
+            import_module(name).dask_setup(scheduler)
 
 
 async def dask_setup(scheduler: Any) -> None:
