@@ -190,6 +190,7 @@ def test_certificate_is_judged(run, width, estimated, failed):
     assert [name for name, passed in checks.items() if not passed] == ([failed] if failed else [])
 
 
+@pytest.mark.slow
 def test_sampling(quick_report):
     report, text = quick_report("sampling")
     _check_head(report, "sampling")
@@ -209,6 +210,7 @@ def _points(*pairs):
     return [{"seconds": seconds, "median": width} for seconds, width in pairs]
 
 
+@pytest.mark.slow
 def test_durable(quick_report):
     report, text = quick_report("durable")
     _check_head(report, "durable")
