@@ -145,6 +145,14 @@ class TestSettings:
         assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.fixture
+def interruptible():
+    """The interrupt key works, also where tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class TestStarted:
     def test_a_cluster_of_fixed_size_adapts_between_equal_bounds_and_is_closed(self):
         with quietly(workers=2) as client:
@@ -185,7 +193,7 @@ class TestStarted:
         ):
             pass
 
-    def test_an_interrupt_waits_until_what_is_half_started_can_be_stopped(self, monkeypatch):
+    def test_an_interrupt_waits_until_what_is_half_started_can_be_stopped(self, monkeypatch, interruptible):
         def start(self, **settings):
             signal.raise_signal(signal.SIGINT)
             begin(self, **settings)
