@@ -15,6 +15,7 @@ from dask.delayed import Delayed
 from numpy.typing import NDArray
 
 from daskrr.aggregates import TOP, Profile, added, scored_profile, thinned
+from daskrr.dimensions import path_of, ridge_range
 from daskrr.engine.feed import reporter
 from daskrr.engine.journal import Journal
 from daskrr.engine.passes import Block, Executor, Run, as_array, task
@@ -23,9 +24,8 @@ from daskrr.engine.plan import Plan
 from daskrr.engine.progress import Reporter
 from daskrr.engine.rows import Rows
 from daskrr.engine.storage import OutputStore, column_of
-from daskrr.errors import CheckFailed, check_positive
+from daskrr.errors import CheckFailed
 from daskrr.numerics import histogram
-from daskrr.numerics.algebra import gram_errors, shift_of, smallest_ridge
 from daskrr.numerics.gram import Totals
 from daskrr.numerics.reservoir import Reservoir
 from daskrr.numerics.score import ScoredRows
@@ -35,7 +35,6 @@ from daskrr.nystrom.certificates import (
     Goal,
     Widths,
     dimension_bounds,
-    dimension_interval,
     summarize,
     widths_of,
 )
@@ -49,10 +48,6 @@ from daskrr.top import CERTIFIED, PLAIN, TopRows, check_top, merge_top, not_cert
 SUM_TOLERANCE = {"float64": 1e-9, "float32": 1e-3}
 # Of the quantiles that are told of the scores at the smallest ridge.
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
-
-# How far beyond those that were scored ridges are drawn, and how many.
-RIDGE_RANGE = 100.0
-RIDGES_DRAWN = 61
 
 
 @dataclass(frozen=True)
@@ -346,25 +341,10 @@ class LeverageResult:
         RidgeTooSmall
             Round-off would decide the result.
         """
-        sketch, S = self.sketch, self.eigenvalues
-        chosen = self._ridge_range() if ridges is None else [check_positive("ridge", one) for one in ridges]
-        shifts = [shift_of(sketch.n_rows, ridge) for ridge in chosen]
-        errors = gram_errors(len(S), float(S.max(initial=0.0)), sketch.n_rows, chosen, sketch.dtype)
-        found = [float(np.sum(S / (S + shift))) for shift in shifts]
-        ends: Any = (None, None)
-        if self._proof is not None:
-            figures = zip(shifts, errors, found, strict=True)
-            ends = zip(*(dimension_interval(self._proof.audit, sketch.n_rows, *one) for one in figures), strict=True)
-        lower, upper = (one and list(one) for one in ends)
-        return {"ridges": chosen, "effective_dimension": found, "lower": lower, "upper": upper}
-
-    def _ridge_range(self) -> list[float]:
-        """Ridges about those that were scored, as far as they can be resolved."""
-        ridges, sketch = self.sketch.ridges, self.sketch
-        mean = self.summary["trace"] / sketch.n_rows
-        least = 2.0 * smallest_ridge(sketch.kernel_error, mean, max(self.rank, 1), sketch.dtype)
-        low = min(max(min(ridges) / RIDGE_RANGE, least), min(ridges))
-        return np.geomspace(low, RIDGE_RANGE * max(ridges), RIDGES_DRAWN).tolist()
+        if ridges is None:
+            ridges = ridge_range(self.sketch, self.eigenvalues, self.summary["trace"] / self.sketch.n_rows)
+        found = None if self._proof is None else self._proof.audit
+        return path_of(self.sketch, self.eigenvalues, found, ridges)
 
     def store(self, path: Any, *, overwrite: bool = False, progress: Reporter | bool | None = None) -> dict[str, Any]:
         """Run pass 2 and write the results to a new Zarr group; return its summary.

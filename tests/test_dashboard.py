@@ -35,7 +35,7 @@ def board():
     found = Board()
     found.take(client_message(state="running"))
     facts = {"run": "r", "input": "<x>.zarr", "rows": 4000, "features": 3, "kernel": "Gaussian(1)", "ridge": 1e-3}
-    lease = {"host": "here", "pid": 7, "generation": 2, "seconds": 60.0}
+    lease = {"host": "here", "pid": 7, "generation": 2, "renewed_every": 15.0}
     found.take(client_message(order=2, facts=facts | {"landmarks": 50, "tolerance": None, "lease": lease}))
     return found
 

@@ -1,6 +1,7 @@
 """Pictures: what is counted on the workers against NumPy, what is drawn of it, and how little of it is moved."""
 
 import itertools
+import math
 import pickle
 import subprocess
 import sys
@@ -11,12 +12,14 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from distributed import Client
-from strategies import as_zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import as_zarr, problems
 
 import daskrr
 from daskrr import aggregates
 from daskrr.aggregates import CLASSES, EDGES, bars, class_of, ranked
-from daskrr.errors import InvalidData, InvalidParameter, NotCertified, RidgeTooSmall
+from daskrr.errors import DaskrrError, InvalidData, InvalidParameter, NotCertified, RidgeTooSmall
 from daskrr.kernels import Gaussian
 from daskrr.regression import pictures
 from daskrr.regression.pictures import Table, cell_of, fit_of, normal_quantiles
@@ -156,6 +159,44 @@ def test_dimension_path__meets_the_ridges_scored_and_holds_the_exact_one(result,
     S = np.linalg.eigvalsh(Gaussian(2.0)(X, X))
     for ridge, low, high in zip(path["ridges"], path["lower"], path["upper"], strict=True):
         assert low <= np.sum(S / (S + len(X) * ridge)) <= high
+
+
+@settings(deadline=None, max_examples=40)
+@given(problems(), st.sampled_from([1e-5, 1e-3, 1e-1]), st.sampled_from(["float64", "float32"]), st.integers(0, 9))
+def test_dimension_path__holds_the_exact_one_on_hard_rows(problem, relative, dtype, seed):
+    ridge = problem.ridge(relative)
+    try:
+        found = daskrr.leverage_scores(
+            problem.X, problem.kernel, ridge, max(1, len(problem.X) // 2), certify=True, dtype=dtype, random_state=seed
+        )
+    except DaskrrError:
+        return
+    S = np.maximum(np.linalg.eigvalsh(problem.kernel(problem.X.astype(float), problem.X.astype(float))), 0.0)
+    path = found.dimension_path()
+    for ridge, low, high in zip(path["ridges"], path["lower"], path["upper"], strict=True):
+        shift = len(S) * ridge
+        slack = 1e-12 + len(S) * 1e-14 * S.max() / shift
+        assert low - slack <= np.sum(S / (S + shift)) <= high + slack
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_dimension_path__does_not_fail_a_run_at_the_smallest_ridge_that_works(dtype, X):
+    refused, works = 1e-20, 1e-2
+    while works / refused > 1.0 + 1e-9:
+        ridge = math.sqrt(refused * works)
+        try:
+            found = daskrr.leverage_scores(X[:60], Gaussian(2.0), ridge, 20, dtype=dtype, random_state=0, certify=True)
+        except RidgeTooSmall:
+            refused = ridge
+        else:
+            works = ridge
+            assert len(found.dimension_path()["ridges"]) == 61
+    assert 1e-18 < works < 1e-2
+
+
+def test_dimension_path__of_a_ridge_next_to_infinity(X):
+    found = daskrr.leverage_scores(X[:60], Gaussian(2.0), 1e306, 20, random_state=0, certify=True)
+    assert max(found.dimension_path()["effective_dimension"]) < 1e-290
 
 
 def test_dimension_path__refuses_what_round_off_would_decide(result):

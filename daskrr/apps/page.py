@@ -36,7 +36,7 @@ h2 { font-size: 17px; margin: 2px 0 2px; font-weight: 600; overflow-wrap: anywhe
 """
 WAITING = (
     "<h2>daskrr</h2><div class='about'>No job has run on this cluster yet. The page fills in when one starts, such as "
-    "<code>daskrr.score_to_zarr(…)</code> in Python or <code>daskrr score … --scheduler …</code>.</div>"
+    "<code>daskrr.score_to_zarr(…)</code> in Python or <code>daskrr score … --cluster …</code>.</div>"
 )
 
 
@@ -129,7 +129,7 @@ def _lease(job: JobBoard) -> str:
     verb = "holds" if job.state == "running" else "held"
     return (
         f"<div class='lease'>Lease: process {lease['pid']} on {escape(lease['host'])} {verb} the output as its "
-        f"generation {lease['generation']}, renewed every {lease['seconds'] / 4:g} s; last word from the job at "
+        f"generation {lease['generation']}, renewed every {lease['renewed_every']:g} s; last word from the job at "
         f"{datetime.fromtimestamp(job.updated):%H:%M:%S}.</div>"
     )
 

@@ -16,10 +16,10 @@ from daskrr.engine.addresses import locate, redact
 from daskrr.engine.progress import Reporter, duration
 from daskrr.errors import InvalidParameter, OutputExists
 from daskrr.outputs import ScoreStore, open_scores
+from daskrr.result import LEVELS
 
 # Inches, so that what is written in a picture can still be read on a telephone.
 WIDTH, HEIGHT = 4.9, 3.7
-LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 
 def write_report(

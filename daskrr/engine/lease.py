@@ -104,7 +104,8 @@ class Lease:
     def facts(self) -> dict[str, Any]:
         """Who holds it and how it is kept alive, for people."""
         return {
-            "host": socket.gethostname(), "pid": os.getpid(), "generation": self.generation, "seconds": self.seconds,
+            "host": socket.gethostname(), "pid": os.getpid(), "generation": self.generation,
+            "renewed_every": self.seconds / BEATS_PER_LEASE,
         }  # fmt: skip
 
     def acquire(self, wait: bool = False) -> int:

@@ -263,6 +263,11 @@ def gram_errors(rank: int, norm: float, n_rows: float, ridges: Sequence[float], 
     return errors
 
 
+def gram_ridge(rank: int, norm: float, n_rows: float, tile_dtype: np.dtype) -> float:
+    """The smallest ridge that :func:`gram_errors` allows."""
+    return _separate_error(rank, norm, shift_of(n_rows, MAX_SCORE_ERROR), tile_dtype)
+
+
 def _triangular(G: NDArray, whitening: Whitening | None, shifts: list[float]) -> tuple[Any, ...]:
     """M⁻¹ with M Mᵀ = G + shift·I, its product with the factor of W, and the effective dimension."""
     M = G.copy()
