@@ -79,7 +79,7 @@ def command_line_cluster(
         for command in commands:
             log = stack.enter_context(open(folder / f"process-{len(os.listdir(folder))}.log", "wb"))
             process = subprocess.Popen(command, env=settings, cwd=folder, stdout=log, stderr=log)
-            stack.callback(_stop, process)
+            stack.callback(stop, process)
         client = stack.enter_context(Client(scheduler_file=str(file), timeout=GENEROUS, set_as_default=False))
         stack.enter_context(client.as_current())
         client.wait_for_workers(n_workers, timeout=GENEROUS)
@@ -93,7 +93,8 @@ def _dask_command(name: str, setup: str) -> list[str]:
     return [sys.executable, "-c", f"{setup}from distributed.cli.dask_{name} import main; main()"]
 
 
-def _stop(process: subprocess.Popen) -> None:
+def stop(process: subprocess.Popen) -> None:
+    """End a process, the hard way if need be."""
     process.terminate()
     try:
         process.wait(GENEROUS)
@@ -141,4 +142,4 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             urllib.request.urlopen(urllib.request.Request(f"{address}/points", method="PUT"), timeout=GENEROUS).close()
             yield "s3://points"
         finally:
-            _stop(server)
+            stop(server)

@@ -17,6 +17,7 @@ import psutil
 import pytest
 import zarr
 from click.testing import CliRunner
+from conftest import GENEROUS, stop
 from distributed import Security
 
 import daskrr
@@ -25,7 +26,6 @@ from daskrr.apps import clusters
 from daskrr.apps.cli import main
 from daskrr.errors import InvalidParameter, SourceUnreachable
 
-GENEROUS = 120
 RECIPE = Path(__file__).parents[1] / "deploy" / "local" / "make-certificates.sh"
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(daskrr.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
 MODEL = [
@@ -85,12 +85,7 @@ def started(command, log):
         try:
             yield process
         finally:
-            process.terminate()
-            try:
-                process.wait(GENEROUS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            stop(process)
 
 
 @pytest.fixture(scope="module")

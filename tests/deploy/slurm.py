@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from conftest import GENEROUS, stop
 
-GENEROUS = 120
 MISSING = [name for name in ("slurmctld", "slurmd", "munged", "mungekey", "sbatch", "srun") if not shutil.which(name)]
 CONFIGURATION = """\
 ClusterName=test
@@ -94,12 +94,7 @@ def _daemon(command: list[str], folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            process.terminate()
-            try:
-                process.wait(GENEROUS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            stop(process)
 
 
 def _empty(environment: dict[str, str]) -> None:
