@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskrr.errors import check_positive
-from daskrr.numerics.algebra import gram_errors, gram_ridge, shift_of, smallest_ridge
+from daskrr.numerics.algebra import entry_noise, gram_errors, gram_ridge, shift_of
 from daskrr.nystrom.audit import Audit
 from daskrr.nystrom.certificates import dimension_interval
 from daskrr.nystrom.sketch import NystromSketch
@@ -31,7 +31,7 @@ def path_of(
     """
     S, n_rows = eigenvalues, sketch.n_rows
     chosen = [check_positive("ridge", one) for one in ridges]
-    errors = gram_errors(len(S), float(S.max(initial=0.0)), n_rows, chosen, sketch.dtype)
+    errors = gram_errors(len(S), float(S.max(initial=0.0)), sketch.gram_error, n_rows, chosen, sketch.dtype)
     shifts = [shift_of(n_rows, ridge) for ridge in chosen]
     dimensions = [float(np.sum(S / (S + shift))) for shift in shifts]
     path: dict[str, Any] = {"ridges": chosen, "effective_dimension": dimensions, "lower": None, "upper": None}
@@ -45,8 +45,8 @@ def path_of(
 def ridge_range(sketch: NystromSketch, eigenvalues: NDArray[np.float64], mean_diagonal: float) -> list[float]:
     """Ridges about those that were scored, none of which is too small for :func:`path_of`."""
     rank, norm = len(eigenvalues), float(eigenvalues.max(initial=0.0))
-    least = 2.0 * smallest_ridge(sketch.kernel_error, mean_diagonal, max(rank, 1), sketch.dtype)
+    least = 2.0 * entry_noise(sketch.kernel_error, mean_diagonal)
     low = min(max(min(sketch.ridges) / RIDGE_RANGE, least), min(sketch.ridges))
-    low = max(low, 1.01 * gram_ridge(rank, norm, sketch.n_rows, sketch.dtype))
+    low = max(low, 1.01 * gram_ridge(rank, norm, sketch.gram_error, sketch.n_rows, sketch.dtype))
     high = min(RIDGE_RANGE * max(sketch.ridges), LARGEST_SHIFT / sketch.n_rows)
     return np.geomspace(low, max(low, high), RIDGES_DRAWN).tolist()

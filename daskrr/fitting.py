@@ -74,14 +74,17 @@ def fit(
     run = _with_base(run, sketch, pace)
     first = first_pass(run, sketch, draws, title=pace.title, label=pace.label)
     mean = first.totals.diagonal / sketch.n_rows
-    share = check_resolution(sketch.kernel_error, mean, settings.smallest, sketch.rank, settings.dtype)
+    share = check_resolution(
+        sketch.kernel_error, mean, settings.smallest, sketch.rank, first.totals.height, settings.dtype
+    )
     parameters = {
         "dtype": str(settings.dtype), "n_rows": sketch.n_rows, "ridges": list(settings.ridges), "leading": job.certify,
     }  # fmt: skip
     proof = None
     with Stage(run.report, pace.algebra_title, total=1) as stage:
         ridged = sketch.algebra.perform("add_ridge", first.gram, parameters)
-        sketch = replace(sketch, probe=make_probe(run, sketch, first, seed, pace.round))
+        probe = make_probe(run, sketch, first, seed, pace.round)
+        sketch = replace(sketch, probe=probe, gram_error=ridged["gram_error"])
         if job.certify:
             found = audit(run, sketch, first, audit_rows, pace.failure_probability, seed, pace.round)
             # What all rounds together may spend, since one looks at each to choose whether to stop.
@@ -182,6 +185,7 @@ def _summary(
         "score_error": as_given(ridged["score_errors"], single),
         "roundoff_share_of_ridge": share,
         "gram_norm": ridged["gram_norm"],
+        "gram_error": ridged["gram_error"],
         "combined_factor": ridged["combined"],
         "algebra": {"place": sketch.algebra.place, "whiten": whitened["where"], "ridge": ridged["where"]},
         "workers": job.executor.workers,

@@ -36,11 +36,11 @@ def whitened(W, error=U64, dtype=F64, penalty=None):
 
 
 def ridged(G, whitening, shift, dtype=F64):
-    return algebra.ridge_factor(G, whitening, 4, [shift / 4], dtype)
+    return algebra.ridge_factor(G, whitening, 4, [shift / 4], dtype, 0.0)
 
 
 def resolution(ridge, dtype=F64, error=1e-6, mean_diagonal=3.0, rank=1):
-    return algebra.check_resolution(error, mean_diagonal, ridge, rank, dtype)
+    return algebra.check_resolution(error, mean_diagonal, ridge, rank, 100, dtype)
 
 
 def smallest_named(error):
@@ -201,7 +201,7 @@ def test_ridge_factor__takes_a_gram_matrix_of_zeros():
 def test_ridge_factor__of_several_ridges_agrees_with_each(rank):
     whitening, G = whitened(np.eye(rank) if rank else np.zeros((2, 2))), gram(rank) if rank else np.zeros((0, 0))
     shifts = [1.0, 30.0, 1e3]
-    path = algebra.ridge_factor(np.tril(G), whitening, 4, [shift / 4 for shift in shifts], F64)
+    path = algebra.ridge_factor(np.tril(G), whitening, 4, [shift / 4 for shift in shifts], F64, 0.0)
     b = np.random.default_rng(1).standard_normal(rank)
     squares = (path.inverse @ b) ** 2
     for number, shift in enumerate(shifts):
@@ -215,13 +215,13 @@ def test_ridge_factor__of_several_ridges_agrees_with_each(rank):
 
 def test_ridge_factor__of_several_ridges_refuses_the_one_that_is_too_small():
     with pytest.raises(RidgeTooSmall, match=r"ridge=1e-22 is too small"):
-        algebra.ridge_factor(gram(9), whitened(kernel_matrix(n=9)), 4, [1.0, 1e-22, 1e-3], F64)
+        algebra.ridge_factor(gram(9), whitened(kernel_matrix(n=9)), 4, [1.0, 1e-22, 1e-3], F64, 0.0)
 
 
 @pytest.mark.parametrize("shift", [1e-3, 20.0, 1e6])
 def test_ridge_factor__leads_with_the_eigenvalues_above_the_ridge(shift):
     whitening, G = whitened(kernel_matrix(n=9)), gram(9)
-    found = algebra.ridge_factor(np.tril(G), whitening, 4, [shift / 4], F64, with_leading=True)
+    found = algebra.ridge_factor(np.tril(G), whitening, 4, [shift / 4], F64, 0.0, with_leading=True)
     coordinates, values, left = found.leading
     S, Q = np.linalg.eigh(G)
     np.testing.assert_allclose(values, S[shift < S], rtol=1e-12)

@@ -302,7 +302,7 @@ def test_fit__takes_every_way_to_name_a_dtype(dtype):
 
 
 def test_fit__refuses_a_gram_matrix_that_round_off_decides():
-    sums = Sums(np.array([[1e8]]), np.ones((1, 2)), 50.0 * np.eye(2), np.zeros(1))
+    sums = Sums(np.array([[1e8]]), np.ones((1, 2)), 50.0 * np.eye(2), np.zeros(1), height=0)
     with pytest.raises(RidgeTooSmall, match="round-off may change scores"):
         solve(sums, [1e-12], np.dtype(float), intercept=False)
 

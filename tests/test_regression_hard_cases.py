@@ -109,7 +109,7 @@ def test_folds__are_not_drowned_by_one_that_outweighs_them():
     gram = np.array([1e13, 0.03, 0.0501])[:, None, None]
     features = np.array([[1e13, 2e13], [3.0, 4.0], [5.0, 6.0]])[:, None, :]
     targets = np.array([[[3.0, 3.0], [3.0, 9.0]], [[2.0, 1.0], [1.0, 8.0]], [[2.0, 1.0], [1.0, 9.0]]])
-    errors = fold_errors(Sums(gram, features, targets, np.zeros(1)), [0.01], np.dtype(float), intercept=False)
+    errors = fold_errors(Sums(gram, features, targets, np.zeros(1), height=0), [0.01], np.dtype(float), intercept=False)
     theta = 10.0 / (0.0801 + 0.01 * 4.0)
     assert errors[0, 0] == pytest.approx(theta * (theta - 4.0) * 1e13 / 7.0, rel=1e-6)
 

@@ -33,7 +33,7 @@ def prepared(X, Z, kernel=GAUSSIAN, dtype=F64, combined=False):
     landmarks = Z[whitening.pivots]
     columns = kernel.columns(landmarks, dtype)
     B = kernel(X, landmarks) @ whitening.inverse.T
-    ridge = algebra.ridge_factor(B.T @ B, whitening, len(X), [MU / len(X)], dtype)
+    ridge = algebra.ridge_factor(B.T @ B, whitening, len(X), [MU / len(X)], dtype, 0.0)
     factors = (ridge.combined,) if combined else (whitening.inverse, ridge.inverse)
     error = 2.0 * len(Z) * whitening.kernel_error
     whitener = gram.Whitener(columns, kernel.diagonal, whitening.inverse.astype(dtype), error)

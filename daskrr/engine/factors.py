@@ -19,6 +19,7 @@ from daskrr.numerics.algebra import (
     ridge_factor,
     shift_of,
     subset_factor,
+    sum_error,
     whiten,
 )
 from daskrr.numerics.regress import Solution, Spectrum, Sums
@@ -64,15 +65,17 @@ class Factors:
         }
 
     def add_ridge(self, inputs: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
-        """Factor G + n·λ·I for every ridge; ``inputs`` holds the lower triangle of G."""
+        """Factor G + n·λ·I for every ridge; ``inputs`` holds the lower triangle of G and the height of its sum."""
         dtype, n_rows, ridges = np.dtype(parameters["dtype"]), parameters["n_rows"], parameters["ridges"]
-        self.ridge = ridge_factor(inputs["G"], self._whitening, n_rows, ridges, dtype, parameters["leading"])
+        error = sum_error(float(np.trace(inputs["G"])), inputs["height"])
+        self.ridge = ridge_factor(inputs["G"], self._whitening, n_rows, ridges, dtype, error, parameters["leading"])
         if self.kernel_matrix is not None:
             self.subset = tuple(subset_factor(self.kernel_matrix, shift_of(n_rows, ridge)) for ridge in ridges)
         return {
             "effective_dimensions": self.ridge.effective_dimensions.tolist(),
             "score_errors": self.ridge.score_errors.tolist(),
             "gram_norm": self.ridge.gram_norm,
+            "gram_error": self.ridge.gram_error,
             "combined": self.ridge.combined is not None,
         }
 
@@ -90,7 +93,13 @@ class Factors:
             roots, whitening = self._landmarks[:, -1], self._whitening
             self.landmarks = np.ascontiguousarray(self._landmarks[:, :-1])
             self.whitening = replace(whitening, inverse=whitening.inverse * roots)
-        found = Sums(inputs["G"], inputs["features"], inputs["targets"], np.array(parameters["origin"]))
+        found = Sums(
+            gram=inputs["G"],
+            features=inputs["features"],
+            targets=inputs["targets"],
+            origin=np.array(parameters["origin"]),
+            height=inputs["height"],
+        )
         if found.gram.ndim == 3:
             self.folds, found = found, found.over_folds()
         self.sums = found if self.sums is None else self.sums + found

@@ -5,6 +5,7 @@ kernel columns to a row of B, with B Bᵀ = L, the Nyström approximation. :func
 Everything is float64, whatever the dtype of the tiles, and calls nothing that holds the GIL for long.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,8 +90,8 @@ class RidgeFactor:
         (L,) tr(G (G + n·λ·I)⁻¹), the sum of all scores, for each ridge.
     score_errors
         (L,) bounds on the relative error that round-off leaves in a score.
-    gram_norm
-        Estimate of the largest eigenvalue of G.
+    gram_norm, gram_error
+        Estimate of the largest eigenvalue of G, and bound of that of its error as a sum over rows.
     """
 
     inverse: NDArray[np.float64]
@@ -101,6 +102,7 @@ class RidgeFactor:
     effective_dimensions: NDArray[np.float64]
     score_errors: NDArray[np.float64]
     gram_norm: float
+    gram_error: float
 
 
 def residual_error(n_landmarks: int, error: float) -> float:
@@ -205,11 +207,13 @@ def ridge_factor(
     n_rows: float,
     ridges: Sequence[float],
     tile_dtype: np.dtype,
+    gram_error: float,
     with_leading: bool = False,
 ) -> RidgeFactor:
     """Factor G + n·λ·I, G given by its lower triangle (r, r), and form what pass 2 applies (Algorithm, step 4).
 
-    Without a ``whitening``, what is applied to kernel columns is left out.
+    ``gram_error`` bounds the norm of the error of G, see :func:`sum_error`. Without a ``whitening``, what is applied to
+    kernel columns is left out.
 
     Raises
     ------
@@ -219,7 +223,7 @@ def ridge_factor(
     G = blas.mirror_lower(G)
     norm = _largest_eigenvalue(G)
     shifts = [shift_of(n_rows, ridge) for ridge in ridges]
-    errors = gram_errors(len(G), norm, n_rows, ridges, tile_dtype)
+    errors = gram_errors(len(G), norm, gram_error, n_rows, ridges, tile_dtype)
     together = [combining_error(len(G), norm, shift, tile_dtype) for shift in shifts]
     combine = whitening is not None and max(together) <= COMBINED_LIMIT[tile_dtype]
     if combine:
@@ -230,8 +234,16 @@ def ridge_factor(
     if whitening and with_leading and len(shifts) == 1:
         leading, spectrum = _leading(G, whitening, shifts[0])
     return RidgeFactor(
-        inverse, combined, eigenvalues, leading, spectrum, np.array(dimensions), np.array(errors, np.float64), norm
-    )  # fmt: skip
+        inverse=inverse,
+        combined=combined,
+        eigenvalues=eigenvalues,
+        leading=leading,
+        spectrum=spectrum,
+        effective_dimensions=np.array(dimensions),
+        score_errors=np.array(errors, np.float64),
+        gram_norm=norm,
+        gram_error=gram_error,
+    )
 
 
 def gram_eigenvalues(factor: RidgeFactor, shift: float) -> NDArray[np.float64]:
@@ -243,7 +255,19 @@ def gram_eigenvalues(factor: RidgeFactor, shift: float) -> NDArray[np.float64]:
     return np.maximum(np.linalg.eigvalsh(M @ M.T)[::-1] - shift, 0.0)
 
 
-def gram_errors(rank: int, norm: float, n_rows: float, ridges: Sequence[float], tile_dtype: np.dtype) -> list[float]:
+def sum_error(trace: float, height: int) -> float:
+    """Bound of the norm of the error of G = BᵀB, a sum of products no term of which goes through more additions.
+
+    Entry by entry a computed sum of products is off by at most γ·(|B|ᵀ|B|), γ = hu/(1 − hu) for a height h, in whatever
+    order it is added; the norm of |B|ᵀ|B| is at most its trace, which is that of G. Equal rows come near the bound.
+    """
+    relative = height * UNIT_ROUNDOFF[np.dtype(np.float64)]
+    return relative / (1.0 - relative) * trace
+
+
+def gram_errors(
+    rank: int, norm: float, gram_error: float, n_rows: float, ridges: Sequence[float], tile_dtype: np.dtype
+) -> list[float]:
     """Relative errors that the rounding of G leaves at every ridge, none of which may decide the result.
 
     Raises
@@ -251,21 +275,21 @@ def gram_errors(rank: int, norm: float, n_rows: float, ridges: Sequence[float], 
     RidgeTooSmall
         One does.
     """
-    errors = [_separate_error(rank, norm, shift_of(n_rows, ridge), tile_dtype) for ridge in ridges]
+    errors = [_separate_error(rank, norm, gram_error, shift_of(n_rows, ridge), tile_dtype) for ridge in ridges]
     worst = int(np.argmax(errors))
     if errors[worst] > MAX_SCORE_ERROR:
-        works = _rounded_up(ridges[worst] * errors[worst] / MAX_SCORE_ERROR)
+        works = _rounded_up(gram_ridge(rank, norm, gram_error, n_rows, tile_dtype))
         raise RidgeTooSmall(
             f"ridge={ridges[worst]:.3g} is too small: {tile_dtype} round-off may change scores by "
-            f"{errors[worst]:.2g} of their value. The smallest ridge that works is {works}"
+            f"{min(errors[worst], 1.0):.2g} of their value. The smallest ridge that works is {works}"
             + (" (float64 tiles allow less)." if tile_dtype == np.float32 else ".")
         )
     return errors
 
 
-def gram_ridge(rank: int, norm: float, n_rows: float, tile_dtype: np.dtype) -> float:
+def gram_ridge(rank: int, norm: float, gram_error: float, n_rows: float, tile_dtype: np.dtype) -> float:
     """The smallest ridge that :func:`gram_errors` allows."""
-    return _separate_error(rank, norm, shift_of(n_rows, MAX_SCORE_ERROR), tile_dtype)
+    return _least_shift(rank, norm, gram_error, tile_dtype) / n_rows
 
 
 def _triangular(G: NDArray, whitening: Whitening | None, shifts: list[float]) -> tuple[Any, ...]:
@@ -317,12 +341,34 @@ def subset_factor(W: NDArray[np.float64], shift: float) -> NDArray[np.float64]:
     return M
 
 
-def _separate_error(rank: int, norm: float, shift: float, tile_dtype: np.dtype) -> float:
-    """Relative error of a score from the rounding of G; float32 tiles add their own to every sum of a tile."""
-    error = rank * UNIT_ROUNDOFF[np.dtype(np.float64)]
+def _separate_error(rank: int, norm: float, gram_error: float, shift: float, tile_dtype: np.dtype) -> float:
+    """Relative error of a score from the rounding of G, of its factors, and of what these are applied to.
+
+    If G is off by a matrix of norm ε, bᵀ(G + nλ)⁻¹b is by at most ε/(nλ − ε) of its value. What factors and products
+    add to ε is measured, not proved.
+    """
+    if shift <= gram_error:
+        return math.inf
+    return _norm_error(rank, tile_dtype) + _noise(rank, norm, gram_error, tile_dtype) / (shift - gram_error)
+
+
+def _norm_error(rank: int, tile_dtype: np.dtype) -> float:
+    """Relative error of a squared norm of r numbers, each of which has a few roundings of its own."""
+    return (rank + 8.0) * UNIT_ROUNDOFF[tile_dtype] if rank else 0.0
+
+
+def _noise(rank: int, norm: float, gram_error: float, tile_dtype: np.dtype) -> float:
+    """What a matrix that has the effect of all round-off in G, factors and products has for a norm."""
+    rounded = rank * UNIT_ROUNDOFF[np.dtype(np.float64)] * norm
     if tile_dtype == np.float32:
-        error += 8.0 * UNIT_ROUNDOFF[tile_dtype]
-    return error * norm / shift
+        rounded += 8.0 * UNIT_ROUNDOFF[tile_dtype] * norm
+    return gram_error + rounded
+
+
+def _least_shift(rank: int, norm: float, gram_error: float, tile_dtype: np.dtype) -> float:
+    """The multiple n·λ of the identity at which :func:`_separate_error` is as large as may be."""
+    allowed = MAX_SCORE_ERROR - _norm_error(rank, tile_dtype)
+    return gram_error + _noise(rank, norm, gram_error, tile_dtype) / allowed
 
 
 def combining_error(rank: int, norm: float, shift: float, tile_dtype: np.dtype) -> float:
@@ -351,25 +397,34 @@ def _rounded_up(value: float) -> str:
     return f"{np.ceil(value / step * (1 + 1e-12)) * step:.3g}"
 
 
-def smallest_ridge(error: float, mean_diagonal: float, rank: int, tile_dtype: np.dtype) -> float:
+def entry_noise(error: float, mean_diagonal: float) -> float:
+    """The ridge at which round-off in the kernel's entries has half a share: L ⪯ K + n·noise·I."""
+    return 2.0 * error * mean_diagonal
+
+
+def smallest_ridge(error: float, mean_diagonal: float, rank: int, height: int, tile_dtype: np.dtype) -> float:
     """The smallest ridge that :func:`check_resolution` and :func:`ridge_factor` allow, whatever G is."""
-    # The norm of G is at most n times the mean diagonal.
-    noise = 2.0 * error * mean_diagonal
-    return max(noise, _separate_error(rank, mean_diagonal, MAX_SCORE_ERROR, tile_dtype))
+    # Norm and trace of G are at most n times the mean diagonal.
+    least = _least_shift(rank, mean_diagonal, sum_error(mean_diagonal, height), tile_dtype)
+    return max(entry_noise(error, mean_diagonal), least)
 
 
-def check_resolution(error: float, mean_diagonal: float, ridge: float, rank: int, tile_dtype: np.dtype) -> float:
+def check_resolution(
+    error: float, mean_diagonal: float, ridge: float, rank: int, height: int, tile_dtype: np.dtype
+) -> float:
     """Share of the ridge that round-off in the kernel entries may take; refuse when it is more than half.
+
+    ``height`` is that of the sum of G, at most (:class:`daskrr.numerics.gram.Totals`).
 
     Raises
     ------
     RidgeTooSmall
         With a ridge that this dtype resolves.
     """
-    noise = 2.0 * error * mean_diagonal
+    noise = entry_noise(error, mean_diagonal)
     share = noise / (noise + ridge)
     if share > MAX_RIDGE_SHARE:
-        works = smallest_ridge(error, mean_diagonal, rank, tile_dtype)
+        works = smallest_ridge(error, mean_diagonal, rank, height, tile_dtype)
         raise RidgeTooSmall(
             f"ridge={ridge:.3g} is below what {tile_dtype} tiles resolve: entries of this kernel carry an error of "
             f"{error:.2g} of their diagonal, whose mean is {mean_diagonal:.3g}. The smallest ridge that works is "

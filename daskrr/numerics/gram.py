@@ -29,6 +29,11 @@ NO_RESIDUAL = 8.0
 # A residual below zero by so many times its round-off budget is no round-off. The worst ever seen was 0.9 times.
 NOT_POSITIVE = 100.0
 
+# Rows whose products BLAS may add in one chain, in whatever order it does that: as many as a block has by default, so
+# that only a larger one needs a second p × p matrix.
+CHAIN_ROWS = 8192
+CHAIN_ROWS_PER_LANDMARK = 8
+
 
 @dataclass(frozen=True)
 class Whitener:
@@ -53,19 +58,25 @@ class Kept:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over rows: of k_ii, of residuals above zero; and the extreme residuals."""
+    """Sums over rows: of k_ii, of residuals above zero; the extreme residuals; and how the sums were added.
+
+    ``height`` is the largest number of additions that a term of these sums, or of the Gram matrix beside them, has gone
+    through: what the round-off of a sum is bounded by.
+    """
 
     diagonal: float
     residual: float
     largest: float
     smallest: float
+    height: int
 
     def __add__(self, other: "Totals") -> "Totals":
         return Totals(
-            self.diagonal + other.diagonal,
-            self.residual + other.residual,
-            max(self.largest, other.largest),
-            min(self.smallest, other.smallest),
+            diagonal=self.diagonal + other.diagonal,
+            residual=self.residual + other.residual,
+            largest=max(self.largest, other.largest),
+            smallest=min(self.smallest, other.smallest),
+            height=max(self.height, other.height) + 1,
         )
 
 
@@ -144,6 +155,65 @@ class GramPart:
         return self.gram.nbytes + kept + sum(one.__sizeof__() for one in self.drawn.values())
 
 
+def chain_rows(rank: int) -> int:
+    """Rows that are added in one chain, a function of the number of landmarks alone, since it changes bits."""
+    return max(CHAIN_ROWS, CHAIN_ROWS_PER_LANDMARK * rank)
+
+
+def most_additions(n_rows: int, rank: int) -> int:
+    """At most how many additions a term of a Gram matrix of ``n_rows`` rows goes through in a :class:`GramSum`.
+
+    A chain that has ended has more than half its rows, since no tile is higher than the other half.
+    """
+    longest = chain_rows(rank)
+    return min(n_rows, longest) + (2 * n_rows // longest if n_rows > longest else 0)
+
+
+class GramSum:
+    """The Gram matrix BᵀB of rows that arrive in tiles, added in chains that are short enough.
+
+    The round-off of a sum grows with the longest chain of its additions, to the full if the addends are equal, as those
+    of repeated rows are. So a chain ends after :func:`chain_rows` rows, and its sum is added to those before. Products
+    and sums are float64, whatever the tiles are: those of float32 numbers are exact then.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._chain = np.zeros((rank, rank))
+        self._before: NDArray[np.float64] | None = None
+        self._n_rows = self._longest = self._n_joined = 0
+
+    @property
+    def height(self) -> int:
+        """Additions that a term has gone through at most: BLAS may add the rows of a chain in any order."""
+        return max(self._longest, self._n_rows) + self._n_joined
+
+    def add(self, B: NDArray) -> None:
+        """Add the rows B (m, r)."""
+        if self._n_rows + len(B) > chain_rows(len(self._chain)):
+            self._end_chain()
+        self._n_rows += len(B)
+        if B.dtype != np.float64:
+            wide = scratch_tile(len(B), B.shape[1], np.dtype(np.float64), other=True)
+            np.copyto(wide, B)
+            B = wide
+        blas.add_gram(B, self._chain)
+
+    def matrix(self) -> NDArray[np.float64]:
+        """The sum, of which the lower triangle counts; nothing can be added any more."""
+        if self._before is not None:
+            self._end_chain()
+        return self._chain if self._before is None else self._before
+
+    def _end_chain(self) -> None:
+        if self._before is None:
+            self._before, self._chain = self._chain, np.zeros_like(self._chain)
+        else:
+            np.add(self._before, self._chain, out=self._before)
+            self._chain[...] = 0.0
+            self._n_joined += 1
+        self._longest, self._n_rows = max(self._longest, self._n_rows), 0
+
+
 def any_row(residual: NDArray[np.float64], error: NDArray[np.float64]) -> NDArray[np.float64]:
     """All rows weigh the same."""
     return np.ones_like(residual)
@@ -187,9 +257,8 @@ def gram_block(
     """
     rank, dtype = len(whitener.inverse), whitener.inverse.dtype
     reader = BlockReader(pieces, first_row)
-    size, n_sums = rank if with_gram else 0, max(1, targets.n_folds) if targets else 1
-    grams = np.zeros((n_sums, size, size))
-    part = None if dtype == np.float64 else np.empty((size, size), dtype)
+    n_sums = max(1, targets.n_folds) if targets else 1
+    sums = [GramSum(rank if with_gram else 0) for _ in range(n_sums)]
     residuals: list[NDArray] = [np.empty(0)]
     diagonals: list[NDArray] = [np.empty(0)]
     drawn: dict[str, Reservoir] = {}
@@ -203,9 +272,9 @@ def gram_block(
             blas.multiply_rows(whitener.inverse, B)
             found.append(diagonal[rows] - blas.row_norms(B))
             if targets is not None and moments is not None:
-                _add_tile(B, piece[rows], targets, reader.n_rows - len(piece) + rows.start, grams, part, moments)
+                _add_tile(B, piece[rows], targets, reader.n_rows - len(piece) + rows.start, sums, moments)
             elif with_gram:
-                _add_gram(B, grams[0], part)
+                sums[0].add(B)
         residual = np.concatenate(found) if found else np.empty(0)
         start = first_row + reader.n_rows - len(piece)
         check_overflow(residual, start)
@@ -214,19 +283,21 @@ def gram_block(
         residuals.append(residual)
         diagonals.append(diagonal)
     residual, diagonal = np.concatenate(residuals), np.concatenate(diagonals)
-    check_overflow(np.diagonal(grams, axis1=1, axis2=2), first_row)
+    grams = [one.matrix() for one in sums]
+    check_overflow(np.array([np.diagonal(gram) for gram in grams]), first_row)
     totals = Totals(
-        float(diagonal.sum()),
-        float(np.maximum(residual, 0.0).sum()),
-        float(residual.max(initial=-np.inf)),
-        float(residual.min(initial=np.inf)),
+        diagonal=float(diagonal.sum()),
+        residual=float(np.maximum(residual, 0.0).sum()),
+        largest=float(residual.max(initial=-np.inf)),
+        smallest=float(residual.min(initial=np.inf)),
+        height=max(one.height for one in sums),
     )
     _check_moments(moments, first_row)
     kept = Kept(residual, np.array(reader.checksums, np.uint32))
     if not (targets and targets.n_folds):
         gram, moments = grams[0], moments and Moments(moments.features[0], moments.targets[0])
         return GramPart(gram, kept, totals, drawn, moments)
-    return GramPart(grams, kept, totals, drawn, moments)
+    return GramPart(np.array(grams), kept, totals, drawn, moments)
 
 
 def _check_moments(moments: Moments | None, first_row: int) -> None:
@@ -239,14 +310,12 @@ def _no_moments(rank: int, targets: Targets, n_sums: int) -> Moments:
     return Moments(np.zeros((n_sums, rank, n_columns)), np.zeros((n_sums, n_columns, n_columns)))
 
 
-def _add_tile(
-    B: NDArray, X: NDArray, targets: Targets, start: int, grams: NDArray, part: NDArray | None, moments: Moments
-) -> None:
+def _add_tile(B: NDArray, X: NDArray, targets: Targets, start: int, sums: list[GramSum], moments: Moments) -> None:
     """Add the rows B (m, r), which start at ``start`` in their block, to the sums of their folds."""
     T = targets.design(X, start)
     for number, chosen in enumerate(targets.groups(start, len(B))):
         b, t = B[chosen], T[chosen]
-        _add_gram(b, grams[number], part)
+        sums[number].add(b)
         moments.features[number] += b.T.astype(np.float64, copy=False) @ t
         moments.targets[number] += t.T @ t
 
@@ -283,13 +352,3 @@ def _check_positive(residual: NDArray, diagonal: NDArray, error: float, first_ro
             f"the kernel is not positive semi-definite: the landmarks explain {diagonal[worst] - residual[worst]:.6g} "
             f"of row {first_row + worst}, whose own k(x, x) is {diagonal[worst]:.6g}. Correct its formula or diagonal."
         )
-
-
-def _add_gram(B: NDArray, gram: NDArray, part: NDArray | None) -> None:
-    """Add BᵀB to the float64 ``gram``; a float32 tile sums into ``part`` first."""
-    if part is None:
-        blas.add_gram(B, gram)
-        return
-    part[...] = 0
-    blas.add_gram(B, part)
-    np.add(gram, part, out=gram)

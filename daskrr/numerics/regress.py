@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from daskrr.errors import InvalidData
 from daskrr.numerics import blas
-from daskrr.numerics.algebra import RidgeFactor, ridge_factor, shift_of
+from daskrr.numerics.algebra import RidgeFactor, ridge_factor, shift_of, sum_error
 
 # Less than this share of the rows left over is no base for an estimate of anything.
 LEAST_SHARE_LEFT = 1e-8
@@ -28,13 +28,15 @@ RESOLUTION = 1e-14
 class Sums:
     """Sums over rows: G (r, r), of which the lower triangle counts, Bᵀ[1, Y] (r, 1 + t), [1, Y]ᵀ[1, Y].
 
-    ``origin`` (t,) was subtracted from every row of Y. Sums of folds have one more axis, the first.
+    ``origin`` (t,) was subtracted from every row of Y. Sums of folds have one more axis, the first. No term of G has
+    gone through more than ``height`` additions.
     """
 
     gram: NDArray[np.float64]
     features: NDArray[np.float64]
     targets: NDArray[np.float64]
     origin: NDArray[np.float64]
+    height: int
 
     @property
     def weight(self) -> float:
@@ -43,16 +45,27 @@ class Sums:
 
     def __add__(self, other: "Sums") -> "Sums":
         return Sums(
-            self.gram + other.gram, self.features + other.features, self.targets + other.targets, self.origin
-        )  # fmt: skip
+            gram=self.gram + other.gram,
+            features=self.features + other.features,
+            targets=self.targets + other.targets,
+            origin=self.origin,
+            height=max(self.height, other.height) + 1,
+        )
 
     def folds(self) -> "list[Sums]":
         """The sums of every fold."""
-        return [Sums(*parts, self.origin) for parts in zip(self.gram, self.features, self.targets, strict=True)]
+        sums = zip(self.gram, self.features, self.targets, strict=True)
+        return [Sums(*parts, origin=self.origin, height=self.height) for parts in sums]
 
     def over_folds(self) -> "Sums":
         """The sums of all folds together."""
-        return Sums(self.gram.sum(axis=0), self.features.sum(axis=0), self.targets.sum(axis=0), self.origin)
+        return Sums(
+            gram=self.gram.sum(axis=0),
+            features=self.features.sum(axis=0),
+            targets=self.targets.sum(axis=0),
+            origin=self.origin,
+            height=self.height + len(self.gram),
+        )
 
 
 @dataclass(frozen=True)
@@ -129,7 +142,8 @@ def solve(sums: Sums, ridges: Sequence[float], tile_dtype: np.dtype, intercept: 
         Round-off in G would decide the result.
     """
     about = centre(sums, intercept)
-    factor = ridge_factor(about.gram, None, about.weight, ridges, tile_dtype)
+    error = sum_error(float(np.trace(sums.gram)), sums.height)
+    factor = ridge_factor(about.gram, None, about.weight, ridges, tile_dtype, error)
     return _solve(about, factor, ridges)
 
 

@@ -17,6 +17,7 @@ from daskrr.engine.passes import Run
 from daskrr.errors import CheckFailed
 from daskrr.kernels import Kernel
 from daskrr.numerics import blas
+from daskrr.numerics.algebra import entry_noise, sum_error
 from daskrr.numerics.bounds import Certainty, deviation_bound
 from daskrr.numerics.gram import Draw, any_row, no_less_than_residual, whitened_rows
 from daskrr.numerics.reservoir import Order, Reservoir
@@ -97,7 +98,7 @@ def audit(
 ) -> Audit:
     """Bound the largest eigenvalue of E from the rows that pass 1 drew; 0 draws give the bound by its trace."""
     totals = first.totals
-    noise = 2.0 * sketch.kernel_error * totals.diagonal
+    noise = entry_noise(sketch.kernel_error, totals.diagonal)
     if totals.smallest < -max(noise, sketch.residual_error * totals.diagonal / sketch.n_rows):
         raise CheckFailed(
             f"a residual of {totals.smallest:.3g} is below zero by more than round-off may be ({noise:.3g}): nothing "
@@ -106,6 +107,7 @@ def audit(
     # float32 noise is too large to be part of the weights: the bounds take it into account instead.
     mixed = noise if sketch.dtype == np.float64 else 0.0
     own = totals.residual + sketch.residual_error * totals.diagonal
+    own += sum_error(own, totals.height)
     weight = own + sketch.n_rows * mixed
     found = None
     if size:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskrr import theory
+from daskrr.numerics.algebra import sum_error
 from daskrr.numerics.bounds import LOWER_BOUNDS, UPPER_BOUNDS, Certainty, Interval, certify
 from daskrr.numerics.gram import Totals
 from daskrr.numerics.score import ScoredRows
@@ -255,8 +256,9 @@ def summarize(
     if sketch.certainty is None:
         raise RuntimeError("this sketch was fitted without an audit")
     n, shifts = sketch.n_rows, sketch.shifts
+    slack = sum_error(1.0, n)
     intervals = [
-        (max(low, float(least) * (1.0 - 1e-12)), min(high, float(most) * (1.0 + 1e-12)))
+        (max(low, float(least) * (1.0 - slack)), min(high, float(most) * (1.0 + slack)))
         for (low, high), least, most in zip(
             dimension_bounds(sketch, found, dimensions), widths.lower_sum, widths.upper_sum, strict=True
         )

@@ -17,7 +17,7 @@ from daskrr.numerics.gram import Draw, GramPart, Kept, Totals
 from daskrr.numerics.reservoir import Reservoir
 from daskrr.nystrom.sampling import Landmarks
 from daskrr.nystrom.sketch import NystromSketch, TargetRows, landmark_inputs
-from daskrr.nystrom.sums import Sums, add_parts
+from daskrr.nystrom.sums import Sums, add_parts, most_additions
 
 # Gram matrices of blocks that one task adds to the sum.
 ADDENDS = 4
@@ -80,7 +80,8 @@ def whiten(run: Run, name: str, settings: Settings, chosen: Chosen) -> tuple[Nys
         diagonal = float(kernel.diagonal(np.zeros((1, d)))[0])
         # An earlier round should name a ridge that the last one finds large enough too.
         most = max(rank, min(settings.n_landmarks, n))
-        check_resolution(whitened["kernel_error"], diagonal, settings.resolved, most, dtype)
+        height = most_additions(run.blocks, most)
+        check_resolution(whitened["kernel_error"], diagonal, settings.resolved, most, height, dtype)
     pivots = landmarks.indices[whitened["pivots"]]
     sketch = NystromSketch(
         kernel, settings.ridges, settings.single, n, d, dtype, landmarks, name, place, rank, pivots,
@@ -148,7 +149,8 @@ def _kept(part: GramPart) -> Kept | None:
 
 
 def _gram(part: GramPart) -> dict[str, Any]:
-    return {"G": part.gram} if part.moments is None else {"G": part.gram} | asdict(part.moments)
+    moments = {} if part.moments is None else asdict(part.moments)
+    return {"G": part.gram, "height": part.totals.height} | moments
 
 
 def _drawn(part: GramPart) -> dict[str, Reservoir]:

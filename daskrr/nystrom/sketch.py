@@ -230,6 +230,8 @@ class NystromSketch:
         How many of them are linearly independent at working precision.
     certainty
         What is certain about the scores of the data that it was fitted to, or None.
+    gram_error
+        Bound of the round-off of the Gram matrix, in norm.
     """
 
     kernel: Kernel
@@ -246,6 +248,7 @@ class NystromSketch:
     kernel_error: float
     probe: Any = field(default=None, compare=False)
     certainty: Certainty | None = None
+    gram_error: float = 0.0
 
     @property
     def shifts(self) -> tuple[float, ...]:

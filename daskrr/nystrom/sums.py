@@ -19,7 +19,7 @@ from daskrr.engine.passes import Block, Run, Superblock, raise_poison, superbloc
 from daskrr.engine.progress import Stage
 from daskrr.engine.storage import checksum
 from daskrr.errors import CheckFailed, InvalidData, PoisonBlock
-from daskrr.numerics import reservoir
+from daskrr.numerics import gram, reservoir
 from daskrr.numerics.gram import GramPart, Kept
 from daskrr.numerics.reservoir import Reservoir
 from daskrr.nystrom.sketch import kept_of
@@ -296,12 +296,19 @@ def add_parts(first: GramPart, *parts: GramPart) -> GramPart:
     """Add parts of pass 1 from left to right."""
     if not parts:
         return GramPart(first.gram, None, first.totals, first.drawn, first.moments)
-    gram, totals, moments = first.gram.copy(), first.totals, first.moments
+    matrix, totals, moments = first.gram.copy(), first.totals, first.moments
     for part in parts:
-        np.add(gram, part.gram, out=gram)
+        np.add(matrix, part.gram, out=matrix)
         totals = totals + part.totals
         moments = None if moments is None or part.moments is None else moments + part.moments
-    return GramPart(gram, None, totals, _merged([first, *parts]), moments)
+    return GramPart(matrix, None, totals, _merged([first, *parts]), moments)
+
+
+def most_additions(blocks: Sequence[Block], rank: int) -> int:
+    """At most how many additions a term of the sum over all blocks goes through."""
+    groups = superblocks(blocks)
+    within = gram.most_additions(max(block.n_rows for block in blocks), rank)
+    return within + max(len(group.blocks) for group in groups) + len(groups)
 
 
 def _merged(parts: Sequence[GramPart]) -> dict[str, Reservoir]:

@@ -223,7 +223,8 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
         )  # fmt: skip
         trained = take_sums(job, run, settings, weighed, sketch, np.array(known.origin), payload=payload)
         mean = trained.first.totals.diagonal / sketch.n_rows
-        check_resolution(known.kernel_error, mean, self.ridge_, known.n_landmarks, settings.dtype)
+        height = trained.first.totals.height
+        check_resolution(known.kernel_error, mean, self.ridge_, known.n_landmarks, height, settings.dtype)
         return trained
 
     # --- Using ------------------------------------------------------------------------------------------

@@ -20,11 +20,15 @@ MODEL_VERSION = 1
 # Of these square matrices the lower triangle is all there is, and is stored row by row.
 TRIANGLES = ("inverse", "gram")
 
+# Arrays of the sums.
+SUMMED = ("gram", "features", "targets", "origin")
+
 # What the attributes of a model must tell.
 NEEDED = (
-    "kernel", "ridge", "n_landmarks", "kernel_error", "fit_intercept", "dtype", "facts", "deviation", "random_state",
-    "failure_probability", "missing_chunks", "block_rows", "effective_dimension", "n_rows", "n_features", "intercept",
-    "residual_squares", "target_squares", "noise_variance", "risk_inflation", "feature_names",
+    "kernel", "ridge", "n_landmarks", "kernel_error", "height", "fit_intercept", "dtype", "facts", "deviation",
+    "random_state", "failure_probability", "missing_chunks", "block_rows", "effective_dimension", "n_rows",
+    "n_features", "intercept", "residual_squares", "target_squares", "noise_variance", "risk_inflation",
+    "feature_names",
 )  # fmt: skip
 
 
@@ -32,11 +36,15 @@ def write_model(path: str | os.PathLike, overwrite: bool, factors: Factors, abou
     """Write the factors of a regression that was solved, and what is known about it."""
     if factors.whitening is None or factors.sums is None or factors.solution is None or factors.landmarks is None:
         raise RuntimeError("only a solved regression can be stored")
-    arrays: dict[str, NDArray] = vars(factors.sums) | vars(factors.solution)
+    arrays: dict[str, NDArray] = {name: getattr(factors.sums, name) for name in SUMMED} | vars(factors.solution)
     arrays |= {"landmarks": factors.landmarks, "inverse": factors.whitening.inverse}
     for name in TRIANGLES:
         arrays[name] = arrays[name][np.tril_indices(len(arrays[name]))]
-    facts = {"n_landmarks": factors.n_landmarks, "kernel_error": factors.whitening.kernel_error}
+    facts = {
+        "n_landmarks": factors.n_landmarks,
+        "kernel_error": factors.whitening.kernel_error,
+        "height": factors.sums.height,
+    }
     with OutputStore(path, overwrite, MODEL) as output:
         output.write(arrays)
         output.commit({"model_version": MODEL_VERSION, "daskrr": __version__} | facts | about)
@@ -71,7 +79,7 @@ def read_model(path: str | os.PathLike) -> tuple[Factors, dict[str, Any]]:
         arrays[name] = _square(arrays[name], rank)
     unknown = float("nan")
     whitening = Whitening(np.arange(rank), arrays["inverse"], unknown, about["kernel_error"], unknown)
-    sums = Sums(**{name: arrays[name] for name in Sums.__dataclass_fields__})
+    sums = Sums(**{name: arrays[name] for name in SUMMED}, height=about["height"])
     factors = Factors(landmarks=arrays["landmarks"], n_landmarks=about["n_landmarks"], whitening=whitening, sums=sums)
     factors.keep_solution(Solution(**{name: arrays[name] for name in Solution.__dataclass_fields__}))
     return factors, about

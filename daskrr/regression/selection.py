@@ -279,8 +279,9 @@ class NystromKernelRidgeCV(KernelRidgeModel):
             log.warning("%r is left out: %s", kernel, error)
             return Candidate(None, errors, without_landmarks)
         sketch = trained.sketch
-        mean = trained.first.totals.diagonal / sketch.n_rows
-        least = smallest_ridge(sketch.kernel_error, mean, sketch.rank, sketch.dtype)
+        totals = trained.first.totals
+        mean = totals.diagonal / sketch.n_rows
+        least = smallest_ridge(sketch.kernel_error, mean, sketch.rank, totals.height, sketch.dtype)
         judged = [number for number, ridge in enumerate(ridges) if ridge >= least]
         if len(judged) < len(ridges):
             log.warning("%r: ridges below %.3g are left out, since round-off would decide", kernel, least)

@@ -230,8 +230,9 @@ def train(
     number = 0 if job.target is None else len(job.target.sizes)
     sketch, _ = whiten(run, f"{run.name}-fit", settings, choose(job, run, settings))
     trained = take_sums(job, run, settings, data, sketch, origin, folds, number)
-    mean = trained.first.totals.diagonal / sketch.n_rows
-    check_resolution(sketch.kernel_error, mean, settings.resolved, sketch.rank, settings.dtype)
+    totals = trained.first.totals
+    mean = totals.diagonal / sketch.n_rows
+    check_resolution(sketch.kernel_error, mean, settings.resolved, sketch.rank, totals.height, settings.dtype)
     return trained
 
 
