@@ -6,8 +6,12 @@ They are forked from a server that has imported what they need, so that a proces
 import contextlib
 import multiprocessing
 import os
+import shutil
+import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +42,34 @@ def running(work: Callable[..., None], *arguments: Any) -> Iterator[Any]:
 def _enter(settings: dict[str, str], work: Callable[..., None], arguments: tuple) -> None:
     os.environ.update(settings)
     work(*arguments)
+
+
+def stopped(
+    process: subprocess.Popen[str], number: int = signal.SIGKILL, code: int = -signal.SIGKILL, whole_group: bool = False
+) -> str | None:
+    """What a process complained of that a signal ended with ``code``; None if it had ended by itself before."""
+    if process.poll() is None:
+        os.kill(-process.pid if whole_group else process.pid, number)
+    complaints = process.communicate(timeout=GENEROUS)[1]
+    assert process.returncode in (code, 0), f"exit code {process.returncode}: {complaints}"
+    return complaints if process.returncode == code else None
+
+
+def stop_when(
+    holds: Callable[[], Any],
+    start: Callable[[], contextlib.AbstractContextManager[subprocess.Popen[str]]],
+    output: Path,
+    number: int = signal.SIGKILL,
+    code: int = -signal.SIGKILL,
+) -> None:
+    """Stop a job while something holds; one that ended by itself, or all but, loses its output and starts again."""
+    while True:
+        with start() as process:
+            while process.poll() is None and not holds():
+                time.sleep(0.005)
+            if stopped(process, number, code) is not None and holds():
+                return
+        shutil.rmtree(output)
 
 
 def race(work: Callable[..., Any], count: int, *arguments: Any) -> list[Any]:

@@ -58,7 +58,7 @@ def check_eigenvalue(H):
 
 
 @given(n=st.integers(1, 60), rank=st.integers(1, 60), seed=st.integers(0, 2**32), exponent=st.floats(-30, 30))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_confirmed_largest_eigenvalue__is_a_tight_upper_bound(n, rank, seed, exponent):
     check_eigenvalue(10.0**exponent * symmetric(n, seed, rank))
 

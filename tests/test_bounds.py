@@ -73,7 +73,7 @@ def kl(x, y):
 
 
 @given(seed=st.integers(0, 2**32), captured=st.booleans(), shifted=st.booleans(), isolated=st.booleans())
-@settings(deadline=None, max_examples=250)
+@settings(max_examples=250)
 def test_certify__contains_the_exact_scores_of_dense_problems(seed, captured, shifted, isolated):
     dense = Dense(seed, isolated)
     facts = dense.facts if captured else replace(dense.facts, captured=dense.facts.scores)
@@ -86,7 +86,7 @@ def test_certify__contains_the_exact_scores_of_dense_problems(seed, captured, sh
 
 
 @given(seed=st.integers(0, 2**32), factor=st.floats(1.0, 100.0))
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_certify__is_wider_for_larger_deviations(seed, factor):
     dense = Dense(seed)
     facts = replace(dense.facts, shifted=None)
@@ -96,7 +96,7 @@ def test_certify__is_wider_for_larger_deviations(seed, factor):
 
 
 @given(seed=st.integers(0, 2**32), error=st.floats(0, 0.05), noise=st.floats(0, 1e-2), residual=st.floats(0, 1e-2))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_certify__is_wider_with_round_off(seed, error, noise, residual):
     dense = Dense(seed)
     bare = certify(dense.facts, SHIFTS, dense.certainty())
@@ -109,7 +109,7 @@ def test_certify__is_wider_with_round_off(seed, error, noise, residual):
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_certify__with_the_exact_parts_is_no_wider(seed):
     dense = Dense(seed)
     bare = replace(dense.facts, captured=dense.facts.scores, shifted=None)
@@ -119,7 +119,7 @@ def test_certify__with_the_exact_parts_is_no_wider(seed):
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_certify__without_deviation_or_residual_is_a_point(seed):
     dense = Dense(seed, everything=True)
     facts = replace(dense.facts, residual=np.zeros_like(dense.diagonal))
@@ -145,7 +145,7 @@ def test_certify__is_tight_on_a_row_that_is_alone(e):
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_certify__names_the_bound_that_won(seed):
     dense = Dense(seed)
     subset = np.minimum(dense.exact * 1.01, 1.0)
@@ -183,7 +183,7 @@ def test_certainty__without_roundoff_keeps_the_deviation_alone():
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_estimate__is_exact_where_one_row_alone_has_a_residual(seed):
     rng = np.random.default_rng(seed)
     n = int(rng.integers(1, 10))
@@ -203,7 +203,7 @@ def test_estimate__is_exact_where_one_row_alone_has_a_residual(seed):
 
 
 @given(seed=st.integers(0, 2**32), shared=st.floats(0, 100))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_estimate__lies_between_the_score_and_one(seed, shared):
     rng = np.random.default_rng(seed)
     scores, residual = rng.random((20, 3)), rng.exponential(size=20)
@@ -224,7 +224,7 @@ def test_estimate__of_equal_neighbours_is_exact_with_what_they_share():
 
 
 @given(x=st.floats(0, 0.99), total=st.floats(1e-6, 1e6), size=st.integers(1, 10**5), exponent=st.floats(-12, -0.01))
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_deviation_bound__solves_its_equation(x, total, size, exponent):
     rho = 10**exponent
     found = deviation_bound(x * total, total, size, rho)
@@ -238,7 +238,7 @@ def test_deviation_bound__solves_its_equation(x, total, size, exponent):
 
 
 @given(x=st.floats(0, 1), total=st.floats(1e-3, 1e3), size=st.integers(1, 10**5), exponent=st.floats(-12, -1))
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_deviation_bound__is_monotone(x, total, size, exponent):
     rho, mean = 10**exponent, x * total
     found, slack = deviation_bound(mean, total, size, rho), 1e-12 * total

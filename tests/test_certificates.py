@@ -6,7 +6,7 @@ import dask
 import numpy as np
 import pytest
 from dask.callbacks import Callback
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from strategies import CASES, as_zarr, extended_scores, problems
 from threadpoolctl import threadpool_limits
@@ -98,7 +98,7 @@ def test_interval__contains_the_exact_scores(tiles, subset_bound):
         audit_rows=st.sampled_from([5, 60, 2000]),
         seed=st.integers(0, 10**6),
     )
-    @settings(deadline=None, max_examples=30, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=30)
     def holds(data, problem, exponents, failure_probability, audit_rows, seed):
         X, kernel = problem.X, problem.kernel
         assume(np.max(problem.diagonal) < 1e30)

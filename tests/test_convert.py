@@ -313,7 +313,7 @@ class TestCsv:
         with pytest.raises(InvalidData, match="cannot read"):
             convert(tmp_path / "t.csv", tmp_path / "t.zarr")
 
-    @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+    @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         hnp.arrays(
             "float64",

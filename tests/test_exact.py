@@ -57,7 +57,7 @@ def test_leverage_scores__keep_their_accuracy_down_to_the_smallest_ridge():
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 30), ridge=st.floats(1e-4, 1e4))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_leverage_scores__agree_with_a_linear_solve(kernel, seed, n, ridge):
     X = rows(seed, n, 2)
     scores = exact.leverage_scores(X, kernel, ridge)
@@ -190,7 +190,7 @@ def test_nystrom_scores__do_not_count_a_landmark_twice():
 
 
 @given(seed=st.integers(0, 10**6), p=st.integers(1, 12))
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_residual__is_the_schur_complement_and_vanishes_on_landmarks(seed, p):
     X, kernel = rows(seed), Laplacian(2.0)
     indices = np.random.default_rng(seed).choice(24, p, replace=False)

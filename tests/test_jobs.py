@@ -6,12 +6,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
+from processes import stop_when
 from strategies import as_zarr
 
 import daskrr
@@ -368,14 +368,6 @@ def started(points, output, *more):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def wait_for(condition, process):
-    deadline = time.monotonic() + GENEROUS
-    while not condition():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def ended(process, code):
     output, complaints = process.communicate(timeout=GENEROUS)
     assert process.returncode == code, complaints
@@ -394,10 +386,13 @@ def ended(process, code):
 def test_signals__stop_a_job_that_goes_on_to_the_same_bits(number, code, tmp_path):
     points = as_zarr(data(60_000), (500, 3), str(tmp_path / "points.zarr")).store.root
     output, options = tmp_path / "out.zarr", {"certify": True, "random_state": 0, "block_rows": 500, "progress": False}
-    process = started(points, output)
-    wait_for(lambda: len(list(output.glob(".daskrr/records/*/receipts/*"))) > 3, process)
-    os.kill(process.pid, number)
-    ended(process, code)
+    stop_when(
+        lambda: len(list(output.glob(".daskrr/records/*/receipts/*"))) > 3,
+        lambda: started(points, output),
+        output,
+        number,
+        code,
+    )
     assert not (output / "zarr.json").exists()
     assert outputs.status(output)["unfinished"]
     ended(started(points, output), 0)

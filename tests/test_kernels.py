@@ -218,7 +218,7 @@ SHAPES = {
 
 
 @given(kernel=st.sampled_from(BOUNDED), **SHAPES)
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 def test_columns__agree_with_differences(kernel, seed, m, p, d, offset, spread, dtype, source):
     X, Z = (rows.astype(source) for rows in panel(seed, m, p, d, offset, spread))
     expected = kernel(X, Z)
@@ -228,7 +228,7 @@ def test_columns__agree_with_differences(kernel, seed, m, p, d, offset, spread, 
 
 
 @given(kernel=st.sampled_from(DOTS), **SHAPES)
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_columns__agree_with_inner_products(kernel, seed, m, p, d, offset, spread, dtype, source):
     X, Z = (np.abs(rows).astype(source) for rows in panel(seed, m, p, d, offset, spread))
     expected = kernel(X, Z)
@@ -531,7 +531,6 @@ TREES = st.recursive(
 
 
 @given(TREES)
-@settings(deadline=None)
 def test_from_spec__inverts_to_spec(kernel):
     spec = json.loads(json.dumps(kernel.to_spec()))
     again = from_spec(spec, allow_functions=[f"{__name__}:inner"])

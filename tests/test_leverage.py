@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import strategies
 from dask.callbacks import Callback
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from strategies import (
     CASES,
@@ -66,7 +66,7 @@ def check_bounds(scored, diagonal):
 @pytest.mark.parametrize(("tiles", "smallest", "count"), [("float64", -8, 120), ("float32", -3, 100)])
 def test_scores__never_exceed_the_exact_ones(tiles, smallest, count, tmp_path):
     @given(data=st.data(), problem=problems(), exponent=st.floats(smallest, 1), source=st.sampled_from(list(SOURCES)))
-    @settings(deadline=None, max_examples=count, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=count)
     def holds(data, problem, exponent, source):
         X, kernel = problem.X, problem.kernel
         # Sums of the kernel must fit the tiles.
@@ -248,7 +248,7 @@ def test_scores__are_free_of_units(kernel, factor):
 
 
 @given(seed=st.integers(0, 1000))
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 def test_scores__move_with_their_rows(seed):
     X, kernel = rows(), Matern(1.0, 0.5)
     order = np.random.default_rng(seed).permutation(60)

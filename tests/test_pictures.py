@@ -161,7 +161,7 @@ def test_dimension_path__meets_the_ridges_scored_and_holds_the_exact_one(result,
         assert low <= np.sum(S / (S + len(X) * ridge)) <= high
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(problems(), st.sampled_from([1e-5, 1e-3, 1e-1]), st.sampled_from(["float64", "float32"]), st.integers(0, 9))
 def test_dimension_path__holds_the_exact_one_on_hard_rows(problem, relative, dtype, seed):
     ridge = problem.ridge(relative)

@@ -43,7 +43,7 @@ def test_most_explaining__reduces_the_weighted_trace_as_the_dense_greedy_choice_
 
 
 @given(n=st.integers(1, 30), size=st.integers(1, 40), seed=st.integers(0, 100), rank=st.integers(1, 30))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_most_explaining__takes_different_candidates_and_as_many_as_there_are(n, size, seed, rank):
     B = np.random.default_rng(seed).standard_normal((n, rank))
     found = most_explaining((B @ B.T).astype(np.float32), np.ones(n), size)

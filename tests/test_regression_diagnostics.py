@@ -145,7 +145,7 @@ def test_diagnose__leverage_is_the_score_of_a_row():
     np.testing.assert_allclose(model.diagnose(X, y).leverage, scores, rtol=1e-8)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10**6))
 def test_diagnose__keeps_what_is_left_in_its_bounds_on_hard_cases(seed):
     """Far rows, duplicates, tiny ridges, heavy weights: leverage never above 1, and what is left never below zero."""

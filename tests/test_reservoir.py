@@ -40,7 +40,7 @@ def chi_square(counts, probabilities):
 
 
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 60), start=st.integers(0, 60))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_keys__depend_on_row_number_and_seed_alone(seed, n, start):
     order, weights = order_of(seed), some_weights(seed, start + n)
     np.testing.assert_array_equal(order.keys(weights[start:], start), order.keys(weights, 0)[start:])
@@ -79,7 +79,7 @@ def test_keys__use_every_bit_of_the_seed(seeds):
 
 
 @given(data=st.data(), seed=st.integers(0, 10**6), n=st.integers(1, 50), size=st.integers(0, 60))
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_merge__gives_the_same_rows_for_any_split_in_any_order(data, seed, n, size):
     order, weights = order_of(seed), some_weights(seed, n)
     cuts = [0, *sorted(data.draw(st.lists(st.integers(0, n), max_size=6))), n]
@@ -95,7 +95,7 @@ def test_merge__gives_the_same_rows_for_any_split_in_any_order(data, seed, n, si
 
 
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 50), size=st.integers(1, 60))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_of__keeps_the_rows_with_the_smallest_keys(seed, n, size):
     weights = some_weights(seed, n)
     found, keys = filled(order_of(seed), size, weights, 11), order_of(seed).keys(weights, 11)
@@ -188,7 +188,7 @@ def test_draw__takes_new_rows_in_their_order():
 
 
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 20))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_draw__of_more_than_there_is_repeats_what_there_is(seed, n):
     weights = np.maximum(some_weights(seed, n), 1e-3)
     found = filled(order_of(seed), 300, weights)

@@ -333,7 +333,7 @@ def test_damaged_shards__are_named_by_their_rows(damage, tmp_path):
 
 
 @given(position=st.floats(0, 1, exclude_max=True), flipped=st.integers(1, 255))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_damaged_chunks__never_give_other_rows(position, flipped):
     store = MemoryStore()
     array = as_zarr(data(), (1, 3), store, shards=(5, 3), compressors=[ZstdCodec(checksum=True), Crc32cCodec()])

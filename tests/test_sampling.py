@@ -203,7 +203,7 @@ def test_draws__follow_their_probabilities(scheme):
 
 
 @given(seed=st.integers(0, 2**63))
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 def test_draws__never_take_rows_of_no_weight(seed):
     X = rows()
     X[::2] = 0.0

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
@@ -42,6 +42,10 @@ def one_thread():
     """Small dense algebra is fastest on one thread, above all on a busy machine."""
     with threadpool_limits(1):
         yield
+
+
+def test_properties__are_not_timed():
+    assert settings().deadline is None
 
 
 def test_columns_for_scores__are_the_formula():

@@ -100,7 +100,7 @@ def test_gram_block__agrees_with_dense_algebra(dtype, n):
 
 
 @given(heights=st.lists(st.integers(1, 40), min_size=1, max_size=5))
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_gram_block__does_not_depend_on_the_pieces(heights):
     X = rows(sum(heights))
     whitener, _, _ = prepared(X, rows(5, seed=1))
@@ -120,7 +120,7 @@ class Chunked(list):
 
 
 @given(heights=st.lists(st.integers(1, 20), min_size=1, max_size=5), first=st.integers(0, 20))
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_block_reader__takes_a_checksum_of_every_chunk(heights, first):
     X, stop = rows(sum(heights)), first + sum(heights)
     reader = tiles.BlockReader(Chunked(cut(X, heights)), first)

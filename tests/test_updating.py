@@ -272,7 +272,7 @@ def growing(draw):
     return rows.astype(dtype), first, draw(st.integers(3, 40)), draw(st.sampled_from([None, 7, 16, 64]))
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(growing(), st.sampled_from(["residual", "uniform", "diagonal"]), st.sampled_from([40, 150]))
 def test_update__has_the_bits_of_a_full_run_and_holds_the_exact_scores(growing, sampling, superblock_rows):
     rows, first, chunk, block_rows = growing

@@ -4,10 +4,8 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 
 import dask.array as da
 import numpy as np
@@ -28,6 +26,7 @@ from damage import (
     shorten_pauses,
     stored,
 )
+from processes import stop_when
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
 import daskrr
@@ -238,15 +237,11 @@ def test_input__that_changed_while_a_killed_job_lay_is_refused_by_the_command(tm
     command = [sys.executable, "-m", "daskrr.apps.cli", "score", str(source), str(output), "--kernel", "gaussian"]
     command += ["--length-scale", "1.5", "--ridge", "1e-2", "--landmarks", "40", "--seed", "0", "--workers", "1"]
     command += ["--block-rows", "500", "--quiet"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + GENEROUS
-    while len(list(output.glob(".daskrr/records/*/receipts/*"))) < 4:
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=GENEROUS)
-    assert process.returncode == -9
+    stop_when(
+        lambda: len(list(output.glob(".daskrr/records/*/receipts/*"))) > 3,
+        lambda: subprocess.Popen(command, stderr=subprocess.PIPE, text=True),
+        output,
+    )
     rewrite(source)
     refused = subprocess.run(command, capture_output=True, text=True, timeout=GENEROUS)
     assert refused.returncode == 4

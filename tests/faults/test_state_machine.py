@@ -301,7 +301,7 @@ def walk(monkeypatch, examples, steps):
     run_state_machine_as_test(
         Jobs,
         settings=settings(
-            max_examples=examples, stateful_step_count=steps, deadline=None, derandomize=True, database=None,
+            max_examples=examples, stateful_step_count=steps, derandomize=True, database=None,
             phases=[Phase.generate], suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
         ),
     )  # fmt: skip

@@ -1,14 +1,13 @@
 """Two jobs on one output: one works and the other is told so, until the one is dead."""
 
 import shutil
-import signal
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import GENEROUS, race
+from processes import race, stop_when
 from scenes import digest, ended, make_points, n_receipts, reference, run, score_command, score_here, started, until
 
 from daskrr import outputs
@@ -80,11 +79,7 @@ ELSEWHERE = ("unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', 
 
 def killed_within(command: list[str], output: Path) -> None:
     """Run a job, and kill it when it has scored some blocks."""
-    with started(command) as process:
-        until(lambda: n_receipts(output) > 3, process)
-        process.kill()
-        process.wait(GENEROUS)
-    assert process.returncode == -signal.SIGKILL
+    stop_when(lambda: n_receipts(output) > 3, lambda: started(command), output)
     assert outputs.status(output)["lease"]["held"]
 
 
