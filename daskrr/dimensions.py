@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskrr.errors import check_positive
-from daskrr.numerics.algebra import entry_noise, gram_errors, gram_ridge, shift_of
+from daskrr.numerics.algebra import gram_errors, gram_ridge, shift_of
+from daskrr.numerics.bounds import kernel_noise
 from daskrr.nystrom.audit import Audit
 from daskrr.nystrom.certificates import dimension_interval
 from daskrr.nystrom.sketch import NystromSketch
@@ -45,7 +46,7 @@ def path_of(
 def ridge_range(sketch: NystromSketch, eigenvalues: NDArray[np.float64], mean_diagonal: float) -> list[float]:
     """Ridges about those that were scored, none of which is too small for :func:`path_of`."""
     rank, norm = len(eigenvalues), float(eigenvalues.max(initial=0.0))
-    least = 2.0 * entry_noise(sketch.kernel_error, mean_diagonal)
+    least = 2.0 * kernel_noise(sketch.kernel_error, mean_diagonal)
     low = min(max(min(sketch.ridges) / RIDGE_RANGE, least), min(sketch.ridges))
     low = max(low, 1.01 * gram_ridge(rank, norm, sketch.gram_error, sketch.n_rows, sketch.dtype))
     high = min(RIDGE_RANGE * max(sketch.ridges), LARGEST_SHIFT / sketch.n_rows)

@@ -39,7 +39,8 @@ from daskrr.nystrom.certificates import (
     widths_of,
 )
 from daskrr.nystrom.pass1 import FirstPass
-from daskrr.nystrom.sketch import NystromSketch, Reading, html_table, kept_of, score_new_rows
+from daskrr.nystrom.reading import Reading, score_drawn_rows
+from daskrr.nystrom.sketch import NystromSketch, html_table, kept_of
 from daskrr.pictures import ScorePictures
 from daskrr.receipts import Receipt, is_intact, sum_counts, top_of_block, write_for_good, write_rows
 from daskrr.top import CERTIFIED, PLAIN, TopRows, check_top, merge_top, not_certified
@@ -457,7 +458,7 @@ def _residual_column(kept: Any) -> NDArray[np.float64]:
 def _largest_excess(
     reading: Reading, goal: Goal, column: int, payload: dict[str, Any], drawn: dict[str, Reservoir]
 ) -> float:
-    scored = score_new_rows(reading, payload, None, [drawn["audit"].X], 0)
+    scored = score_drawn_rows(reading, payload, [drawn["audit"].X])
     return 0.0 if scored.interval is None else float(goal.excess(scored.interval)[:, column].max(initial=0.0))
 
 

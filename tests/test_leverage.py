@@ -338,12 +338,14 @@ def test_top__ranks_by_what_there_is():
 
 @pytest.mark.parametrize("ridge", [1e-1, 1e-5])
 @pytest.mark.parametrize("tiles", ["float64", "float32"])
-def test_sketch__scores_the_rows_it_was_fitted_to(tiles, ridge):
+def test_sketch__knows_the_rows_it_was_fitted_to(tiles, ridge):
     scored = score(rows(), Matern(1.0, 0.5), ridge, 20, block_rows=16, dtype=tiles)
     sketch, tolerance = scored.result.sketch, 1e-7 if tiles == "float64" else 2e-2
     for source in (rows(), da.from_array(rows(), chunks=(9, 2)), as_zarr(rows(), (7, 3))):
-        np.testing.assert_allclose(sketch.scores(source).compute(), scored.scores, rtol=0, atol=tolerance)
-        np.testing.assert_allclose(sketch.estimate(source).compute(), scored.estimate, rtol=0, atol=tolerance)
+        # In the data already, as a new row it is there twice, and G is that of the data without the second.
+        np.testing.assert_allclose(sketch.leverage_function(source).compute(), scored.scores, rtol=0, atol=tolerance)
+        expected = scored.scores / (1 + scored.scores)
+        np.testing.assert_allclose(sketch.scores(source).compute(), expected, rtol=0, atol=tolerance)
         np.testing.assert_allclose(sketch.residual(source).compute(), scored.residual, rtol=0, atol=tolerance)
 
 
@@ -354,8 +356,9 @@ def test_sketch__scores_new_rows_by_the_dense_formula():
     W, C, c = kernel(X[indices], X[indices]), kernel(X, X[indices]), kernel(new, X[indices])
     raw = np.sum(c * np.linalg.solve(C.T @ C + mu * W, c.T).T, axis=1)
     explained = np.sum(c * np.linalg.solve(W, c.T).T, axis=1)
-    expected = np.minimum(raw, explained / (explained + mu))
+    expected = raw / (1 + raw)
     np.testing.assert_allclose(sketch.scores(new).compute(), expected, rtol=1e-9)
+    np.testing.assert_allclose(sketch.leverage_function(new).compute(), raw, rtol=1e-9)
     np.testing.assert_allclose(sketch.residual(new).compute(), 1 - explained, rtol=0, atol=1e-11)
     e, o = 1 - explained, 1 - expected
     estimate = sketch.estimate(new).compute()

@@ -103,7 +103,10 @@ def test_top__is_reduced_on_the_workers(points, store, client) -> None:
 
 def test_sketch__scores_new_rows_on_the_cluster(points, store, client) -> None:
     result = daskrr.leverage_scores(store, **OPTIONS)
-    np.testing.assert_allclose(result.sketch.scores(points).compute(), result.scores.compute(), rtol=1e-6)
+    # Rows of the data are in the Gram matrix already.
+    function = result.sketch.leverage_function(points).compute()
+    np.testing.assert_allclose(function, result.scores.compute(), rtol=1e-6)
+    np.testing.assert_allclose(result.sketch.scores(points).compute(), function / (1 + function), rtol=1e-12)
 
 
 def test_tasks__have_readable_names_and_carry_no_factor(store, client) -> None:

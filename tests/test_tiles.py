@@ -210,14 +210,26 @@ def test_score_block__notices_a_block_that_changed(combined):
 
 
 @pytest.mark.parametrize("dtype", [F64, F32])
-def test_new_rows_block__agrees_with_the_passes(dtype):
+def test_drawn_rows_block__agrees_with_the_passes(dtype):
     X = rows(50)
     whitener, scorer, _ = prepared(X, X[:5], dtype=dtype)
     kept = gram.gram_block(whitener, [X], 0).kept
     seen = score.score_block(scorer, [X], 0, kept)
+    drawn = score.drawn_rows_block(whitener, scorer, cut(X, [9, 41]))
+    np.testing.assert_allclose(both(drawn), both(seen), atol=1e-6)
+    np.testing.assert_allclose(drawn.facts.residual, kept.residual, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [F64, F32])
+def test_new_rows_block__divides_by_what_the_row_adds(dtype):
+    X = rows(50)
+    whitener, scorer, _ = prepared(X, X[:5], dtype=dtype)
+    drawn = score.drawn_rows_block(whitener, scorer, [X])
     new = score.new_rows_block(whitener, scorer, cut(X, [9, 41]), 0)
-    np.testing.assert_allclose(both(new), both(seen), atol=1e-6)
-    np.testing.assert_allclose(new.facts.residual, kept.residual, atol=1e-6)
+    # A row of the data is in G already: as a new one it is there twice.
+    s = drawn.scores
+    np.testing.assert_allclose(new.leverage_function, s, atol=1e-6)
+    np.testing.assert_allclose(new.scores, s / (1 + s), atol=1e-6)
 
 
 def test_new_rows_block__names_rows_that_are_not_finite():

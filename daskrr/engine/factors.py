@@ -155,10 +155,8 @@ class Factors:
             return found | {"factors": factors, "spectrum": vars(self._spectrum)}
         if kind == "whitener" or self.ridge is None:
             return found | {"factors": (self._whitening.inverse,)}
-        found |= {"eigenvalues": self.ridge.eigenvalues}
-        if kind != "new rows":
-            found |= {"leading": self.ridge.leading}
-        if kind == "scorer":
+        found |= {"eigenvalues": self.ridge.eigenvalues, "leading": self.ridge.leading}
+        if kind != "drawn rows":
             found |= {"subset": self.subset}
         if kind == "scorer" and self.ridge.combined is not None:
             return found | {"factors": (self.ridge.combined,)}

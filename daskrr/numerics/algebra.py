@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from daskrr.errors import KernelNotPositive, RidgeTooSmall
 from daskrr.numerics import blas
+from daskrr.numerics.bounds import kernel_noise
 
 UNIT_ROUNDOFF = {np.dtype(np.float64): 2.0**-53, np.dtype(np.float32): 2.0**-24}
 
@@ -397,16 +398,11 @@ def _rounded_up(value: float) -> str:
     return f"{np.ceil(value / step * (1 + 1e-12)) * step:.3g}"
 
 
-def entry_noise(error: float, mean_diagonal: float) -> float:
-    """The ridge at which round-off in the kernel's entries has half a share: L ⪯ K + n·noise·I."""
-    return 2.0 * error * mean_diagonal
-
-
 def smallest_ridge(error: float, mean_diagonal: float, rank: int, height: int, tile_dtype: np.dtype) -> float:
     """The smallest ridge that :func:`check_resolution` and :func:`ridge_factor` allow, whatever G is."""
     # Norm and trace of G are at most n times the mean diagonal.
     least = _least_shift(rank, mean_diagonal, sum_error(mean_diagonal, height), tile_dtype)
-    return max(entry_noise(error, mean_diagonal), least)
+    return max(kernel_noise(error, mean_diagonal), least)
 
 
 def check_resolution(
@@ -421,7 +417,7 @@ def check_resolution(
     RidgeTooSmall
         With a ridge that this dtype resolves.
     """
-    noise = entry_noise(error, mean_diagonal)
+    noise = kernel_noise(error, mean_diagonal)
     share = noise / (noise + ridge)
     if share > MAX_RIDGE_SHARE:
         works = smallest_ridge(error, mean_diagonal, rank, height, tile_dtype)

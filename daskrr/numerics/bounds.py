@@ -5,7 +5,8 @@ row lies between functions of its approximate score, its residual E_ii and delta
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,16 +32,28 @@ class Certainty:
         Round-off of a residual, as a multiple of the row's k_ii.
     score_errors
         (L,) relative round-off of a score, for each ridge.
+    kernel_error
+        Round-off of the kernel's entries, relative to the diagonal; ``noise`` is that of all rows.
     """
 
     delta: float
     noise: float
     residual_error: float
     score_errors: NDArray[np.float64]
+    kernel_error: float = 0.0
 
     def without_roundoff(self) -> "Certainty":
         """The same with exact arithmetic."""
         return Certainty(max(0.0, self.delta - self.noise), 0.0, 0.0, np.zeros_like(self.score_errors))
+
+    @property
+    def appended_errors(self) -> NDArray[np.float64]:
+        """(L,) relative round-off of a new row's score: that of G, and of the products that read it.
+
+        Of a row of the data the latter is less than ``noise``, which k_ii ≤ ‖K‖ is a part of; a new row may be larger
+        than all of them.
+        """
+        return self.score_errors + self.residual_error
 
 
 @dataclass(frozen=True)
@@ -79,6 +92,11 @@ class Interval:
     upper_winner: NDArray[np.int8]
 
 
+def kernel_noise(kernel_error: float, diagonal: NDArray[np.float64] | float) -> Any:
+    """What round-off of the entries of a kernel matrix may lift L above it by, for rows with k_ii of this sum."""
+    return 2.0 * kernel_error * diagonal
+
+
 def certify(facts: RowFacts, shifts: NDArray[np.float64], certainty: Certainty, check: bool = True) -> Interval:
     """The tightest of all bounds for each row and ridge, ``shifts`` being n·λ; ends that cross are an error.
 
@@ -86,11 +104,71 @@ def certify(facts: RowFacts, shifts: NDArray[np.float64], certainty: Certainty, 
     the ridge nλ + delta; and 1 − o²/(o + t) with t = (√e + √(delta·s))²/(nλ). Below: l̃, and
     l̃ + max(0, √e − √(delta·s))²/(nλ + delta).
     """
-    delta, error = certainty.delta, certainty.score_errors
-    diagonal = facts.diagonal[:, None] * (1.0 + 4.0 * np.finfo(np.float64).eps)
+    return _interval(facts, shifts, certainty, certainty.delta, certainty.noise, certainty.score_errors, check)
+
+
+def append(facts: RowFacts, errors: NDArray[np.float64]) -> RowFacts:
+    """What is known about new rows, each for itself appended to the data as row n + 1 with n·λ kept.
+
+    ``facts`` are those of a row b of B with the Gram matrix G of the data: ``scores`` is s = b(G + nλ)⁻¹b, the ridge
+    leverage function, ``captured`` c = gᵀGg with g = (G + nλ)⁻¹b, or a bound of it, and ``shifted`` is s at the ridge
+    nλ + delta. The appended Gram matrix is G + bbᵀ, and (G + bbᵀ + nλ)⁻¹b = g/(1 + s) (Sherman and Morrison). So its
+    score is l̃ = s/(1 + s), and its captured part gᵀ(G + bbᵀ)g/(1 + s)² = (c + s²)/(1 + s)², which is at most l̃, since
+    c ≤ s, and for the same reason grows with both: it is taken at their upper ends, where c errs by a share of s.
+    """
+    s = facts.scores * (1.0 + errors)
+    captured = np.minimum(facts.captured + errors * facts.scores, s)
+    return replace(
+        facts,
+        scores=facts.scores / (1.0 + facts.scores),
+        captured=captured / (1.0 + s) / (1.0 + s) + (s / (1.0 + s)) ** 2,
+        shifted=None if facts.shifted is None else facts.shifted / (1.0 + facts.shifted),
+    )
+
+
+def certify_appended(facts: RowFacts, shifts: NDArray[np.float64], certainty: Certainty) -> Interval:
+    """The tightest of all bounds for new rows x, each as row n + 1 of the data with n·λ kept; see :func:`append`.
+
+    E' = K' − L' of the data and x is positive semi-definite, since L' is the Nyström approximation of K' by the same
+    landmarks. Its diagonal blocks are E and e = k(x, x) − ‖b‖², and for a positive matrix vᵀE'v ≤ (√(v₁ᵀEv₁) +
+    |v₂|√e)² ≤ (‖E‖ + e)·‖v‖² (Cauchy and Schwarz, twice): ‖E'‖ ≤ delta + e. Every bound of :func:`certify` is one of
+    any kernel matrix and its approximation, and holds for K' and L' with that, given the facts of the appended problem;
+    l̃ at the ridge nλ + delta is no less than at nλ + delta + e, so that it serves. The failure probability is that of
+    the data's delta, however many rows are looked at.
+
+    Round-off lifts L' above K' by at most ``noise`` with k(x, x) added to the trace that it is a multiple of: what is
+    positive is E' plus so much of the identity, in both blocks.
+
+    Raises
+    ------
+    ArithmeticError
+        Ends cross, or the landmarks explain more of a row than there is of it, beyond round-off.
+    """
     budget = certainty.residual_error * facts.diagonal
-    most = np.sqrt(np.maximum(facts.residual, 0.0) + budget + certainty.noise)[:, None]
-    least = np.sqrt(np.maximum(facts.residual - budget, 0.0))[:, None]
+    more_noise = kernel_noise(certainty.kernel_error, facts.diagonal)
+    noise = certainty.noise + more_noise
+    worst = float(np.max(-facts.residual - np.maximum(budget, noise), initial=0.0))
+    if worst > 0.0:
+        raise ArithmeticError(f"a residual is below zero by {worst:.2g} more than round-off may be")
+    delta = certainty.delta + more_noise + np.maximum(facts.residual, 0.0) + budget + noise
+    return _interval(facts, shifts, certainty, delta[:, None], noise[:, None], certainty.appended_errors)
+
+
+def _interval(
+    facts: RowFacts,
+    shifts: NDArray[np.float64],
+    certainty: Certainty,
+    delta: NDArray[np.float64] | float,
+    noise: NDArray[np.float64] | float,
+    error: NDArray[np.float64],
+    check: bool = True,
+) -> Interval:
+    """The ends where ‖K − L‖ ≤ ``delta`` and L ⪯ K + ``noise``, numbers or (m, 1), and scores err by ``error`` (L,)."""
+    diagonal, residual = facts.diagonal[:, None], facts.residual[:, None]
+    budget = certainty.residual_error * diagonal
+    diagonal = diagonal * (1.0 + 4.0 * np.finfo(np.float64).eps)
+    most = np.sqrt(np.maximum(residual, 0.0) + budget + noise)
+    least = np.sqrt(np.maximum(residual - budget, 0.0))
     high = np.minimum(facts.scores * (1.0 + error), 1.0)
     low = facts.scores * (1.0 - error)
     spread = np.sqrt(delta * facts.captured * (1.0 + error))
@@ -108,9 +186,8 @@ def certify(facts: RowFacts, shifts: NDArray[np.float64], certainty: Certainty, 
     if facts.subset is not None:
         candidates.append(facts.subset)
     upper, upper_winner = _smallest(candidates)
-    lost = certainty.noise / (certainty.noise + shifts)
-    raised = low + np.maximum(0.0, least - spread) ** 2 / (shifts + delta) - lost
-    negated, lower_winner = _smallest([-(low - lost) / (1.0 - lost), -raised])
+    raised = low + np.maximum(0.0, least - spread) ** 2 / (shifts + delta) - noise / (noise + shifts)
+    negated, lower_winner = _smallest([(1.0 - low) * (noise / shifts) - low, -raised])
     lower = np.maximum(-negated, 0.0)
     if check:
         _check_order(lower, upper)

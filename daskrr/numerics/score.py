@@ -32,7 +32,6 @@ class Probe:
 
     columns: Columns
     coefficients: NDArray
-    points: NDArray[np.float64]
     rows: NDArray[np.int64]
     weights: NDArray[np.float64]
     scale: float
@@ -42,7 +41,7 @@ class Probe:
     ) -> NDArray[np.float64]:
         """(E²)_ii/E_ii − E_ii of the rows X (m, d) with kernel columns C, or 0 where the residual is none.
 
-        A row shares nothing with itself; rows without numbers are those at whose points they are.
+        A row shares nothing with itself; rows without numbers are none of the data, whatever their points.
         """
         clear = residual > NO_RESIDUAL * error
         if not clear.any():
@@ -52,10 +51,7 @@ class Probe:
         E -= C @ self.coefficients
         squares = np.square(E, dtype=np.float64)
         np.minimum(squares, (np.maximum(residual, 0.0) + error)[:, None] * self.weights, out=squares)
-        if first_row is None:
-            for number, point in enumerate(self.points):
-                squares[np.equal(X, point).all(axis=1), number] = 0.0
-        else:
+        if first_row is not None:
             itself = np.flatnonzero((self.rows >= first_row) & (self.rows < first_row + len(X)))
             squares[self.rows[itself] - first_row, itself] = 0.0
         return np.where(clear, self.scale * (squares @ (1.0 / self.weights)) / np.where(clear, residual, 1.0), 0.0)
@@ -132,12 +128,16 @@ class Scorer:
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """What pass 2 found out about some rows; arrays (m, L) for L ridges, and checksums of the chunks they are in."""
+    """What pass 2 found out about some rows; arrays (m, L) for L ridges, and checksums of the chunks they are in.
+
+    New rows have a ``leverage_function`` b(G + n·λ)⁻¹b as well, which may exceed 1.
+    """
 
     facts: RowFacts
     estimate: NDArray[np.float64]
     interval: Interval | None
     checksums: NDArray[np.uint32] | None = None
+    leverage_function: NDArray[np.float64] | None = None
 
     @property
     def scores(self) -> NDArray[np.float64]:
@@ -187,45 +187,67 @@ def score_block(scorer: Scorer, pieces: Pieces, first_row: int, kept: Kept) -> S
     return replace(_joined(found, len(scorer.shifts)), checksums=kept.checksums)
 
 
+def drawn_rows_block(whitener: Whitener, scorer: Scorer, pieces: Pieces) -> ScoredRows:
+    """Pass 2 on rows of the data, drawn from anywhere, of which pass 1 has not kept the residuals."""
+    return _whiten_and_score(whitener, scorer, pieces, 0, is_new=False)
+
+
+def new_rows_block(whitener: Whitener, scorer: Scorer, pieces: Pieces, first_row: int) -> ScoredRows:
+    """Scores, estimates and intervals that new rows have among the data, each appended to it for itself."""
+    return _whiten_and_score(whitener, scorer, pieces, first_row, is_new=True)
+
+
 @LEGAL_OVERFLOW
 @blas.one_thread()
-def new_rows_block(whitener: Whitener, scorer: Scorer, pieces: Pieces, first_row: int) -> ScoredRows:
-    """Scores, estimate and residual of rows that pass 1 has never seen."""
+def _whiten_and_score(
+    whitener: Whitener, scorer: Scorer, pieces: Pieces, first_row: int, is_new: bool
+) -> ScoredRows:  # fmt: skip
     rank, dtype = len(whitener.inverse), whitener.inverse.dtype
+    reader = BlockReader(pieces, first_row)
     found: list[ScoredRows] = []
-    for piece in BlockReader(pieces, first_row):
+    for piece in reader:
+        start = first_row + reader.n_rows - len(piece)
         for rows in tiles_of(piece, rank):
             B = scratch_tile(rows.stop - rows.start, rank, dtype)
             fill_tile(whitener.columns, piece[rows], B)
             blas.multiply_rows(whitener.inverse, B)
             residual = whitener.diagonal(piece[rows]) - blas.row_norms(B)
-            check_overflow(residual, first_row)
+            check_overflow(residual, start)
             fill_tile(scorer.columns, piece[rows], B)
-            found.append(_score_tile(scorer, piece[rows], B, residual, None))
-    return _joined(found, len(scorer.shifts))
+            found.append(_score_tile(scorer, piece[rows], B, residual, start + rows.start, is_new))
+    checksums = np.array(reader.checksums, np.uint32)
+    return replace(_joined(found, len(scorer.shifts)), checksums=checksums)
 
 
-def _score_tile(scorer: Scorer, X: NDArray, C: NDArray, residual: NDArray, first_row: int | None) -> ScoredRows:
-    """Everything about the rows X (m, d), whose kernel columns C are overwritten; new rows have no number."""
-    shifts, diagonal = scorer.shifts, scorer.diagonal(X)
-    error = scorer.residual_error * diagonal
-    shared = 0.0 if scorer.probe is None else scorer.probe.shared(X, C, residual, error, first_row)
-    subset = None if scorer.subset is None else scorer.subset.bounds(C, diagonal, error, first_row, shifts)
-    # What one row can have: ‖b‖²/(‖b‖² + n·λ), with ‖b‖² = k_ii − e up to its last digit.
+def _score_tile(
+    scorer: Scorer, X: NDArray, C: NDArray, residual: NDArray, first_row: int, is_new: bool = False
+) -> ScoredRows:
+    """Everything about the rows X (m, d), whose kernel columns C are overwritten; new ones are none of the data."""
+    shifts, diagonal, certainty = scorer.shifts, scorer.diagonal(X), scorer.certainty
+    error, number = scorer.residual_error * diagonal, None if is_new else first_row
+    shared = 0.0 if scorer.probe is None else scorer.probe.shared(X, C, residual, error, number)
+    subset = None if scorer.subset is None else scorer.subset.bounds(C, diagonal, error, number, shifts)
+    # What one row can have: ‖b‖²/(‖b‖² + n·λ), or ‖b‖²/(n·λ) if G is without it, with ‖b‖² = k_ii − e up to its last
+    # digit.
     explained = np.maximum(diagonal - residual, 0.0) + np.finfo(np.float64).eps * diagonal
-    cap = explained[:, None] / (explained[:, None] + shifts)
-    scores, captured, shifted = _read(scorer, C, cap)
-    check_overflow(scores, first_row or 0)
-    facts = RowFacts(scores, captured, shifted, subset, residual, diagonal)
+    cap = explained[:, None] / (shifts if is_new else explained[:, None] + shifts)
+    found, captured, shifted = _read(scorer, C, cap)
+    check_overflow(found, first_row)
+    facts = RowFacts(found, captured, shifted, subset, residual, diagonal)
+    errors = np.zeros_like(shifts)
+    if certainty is not None:
+        errors = certainty.appended_errors if is_new else certainty.score_errors
+    if is_new:
+        facts = bounds.append(facts, errors)
     interval = None
-    if scorer.certainty is not None:
-        facts = _tightened(facts, explained + error, shifts, scorer.certainty.score_errors)
-        interval = _certify(facts, shifts, scorer.certainty, first_row)
+    if certainty is not None:
+        facts = _tightened(facts, explained + error, shifts, errors)
+        interval = _certify(facts, shifts, certainty, first_row, is_new)
     e = np.where(residual > NO_RESIDUAL * error, residual, 0.0)
-    guess = bounds.estimate(scores, e, shared, shifts)
+    guess = bounds.estimate(facts.scores, e, shared, shifts)
     if interval is not None:
         guess = np.clip(guess, interval.lower, interval.upper)
-    return ScoredRows(facts, guess, interval)
+    return ScoredRows(facts, guess, interval, leverage_function=found if is_new else None)
 
 
 def _read(
@@ -262,13 +284,13 @@ def _tightened(facts: RowFacts, explained: NDArray, shifts: NDArray, errors: NDA
     return replace(facts, captured=np.minimum(facts.captured, most))
 
 
-def _certify(facts: RowFacts, shifts: NDArray, certainty: Certainty, first_row: int | None) -> Interval:
+def _certify(facts: RowFacts, shifts: NDArray, certainty: Certainty, first_row: int, is_new: bool) -> Interval:
     try:
-        return bounds.certify(facts, shifts, certainty)
+        return (bounds.certify_appended if is_new else bounds.certify)(facts, shifts, certainty)
     except ArithmeticError as error:
         raise CheckFailed(
-            f"{error}, in the rows from {first_row}: round-off is larger than its budget. Nothing can be certified; "
-            "use dtype='float64', a larger ridge, or fewer landmarks."
+            f"{error}, in the {'new ' if is_new else ''}rows from {first_row}: round-off is larger than its budget. "
+            "Nothing can be certified; use dtype='float64', a larger ridge, or fewer landmarks."
         ) from None
 
 
@@ -276,13 +298,14 @@ def _joined(found: list[ScoredRows], n_ridges: int) -> ScoredRows:
     """One object of the rows of many tiles."""
     if not found:
         none, row = np.empty((0, n_ridges)), np.empty(0)
-        return ScoredRows(RowFacts(none, none, None, None, row, row), none, None)
+        return ScoredRows(RowFacts(none, none, None, None, row, row), none, None, leverage_function=none)
     facts = [one.facts for one in found]
     intervals = [one.interval for one in found if one.interval is not None]
     return ScoredRows(
         RowFacts(**{name: _stacked(facts, name) for name in _names(RowFacts)}),
         np.concatenate([one.estimate for one in found]),
         Interval(**{name: _stacked(intervals, name) for name in _names(Interval)}) if intervals else None,
+        leverage_function=_stacked(found, "leverage_function"),
     )
 
 

@@ -17,13 +17,14 @@ from daskrr.engine.passes import Run
 from daskrr.errors import CheckFailed
 from daskrr.kernels import Kernel
 from daskrr.numerics import blas
-from daskrr.numerics.algebra import entry_noise, sum_error
-from daskrr.numerics.bounds import Certainty, deviation_bound
+from daskrr.numerics.algebra import sum_error
+from daskrr.numerics.bounds import Certainty, deviation_bound, kernel_noise
 from daskrr.numerics.gram import Draw, any_row, no_less_than_residual, whitened_rows
 from daskrr.numerics.reservoir import Order, Reservoir
 from daskrr.nystrom.pass1 import FirstPass
+from daskrr.nystrom.reading import whitener_of
 from daskrr.nystrom.sampling import child, stream
-from daskrr.nystrom.sketch import NystromSketch, whitener_of
+from daskrr.nystrom.sketch import NystromSketch
 
 AUDIT_ROWS = 2000
 # More rows make no better estimate, and cost.
@@ -98,7 +99,7 @@ def audit(
 ) -> Audit:
     """Bound the largest eigenvalue of E from the rows that pass 1 drew; 0 draws give the bound by its trace."""
     totals = first.totals
-    noise = entry_noise(sketch.kernel_error, totals.diagonal)
+    noise = kernel_noise(sketch.kernel_error, totals.diagonal)
     if totals.smallest < -max(noise, sketch.residual_error * totals.diagonal / sketch.n_rows):
         raise CheckFailed(
             f"a residual of {totals.smallest:.3g} is below zero by more than round-off may be ({noise:.3g}): nothing "
@@ -234,4 +235,4 @@ def _probe(
 
 def certainty_of(sketch: NystromSketch, found: Audit, score_errors: Sequence[float]) -> Certainty:
     """What pass 2 needs of an audit."""
-    return Certainty(found.delta, found.noise, sketch.residual_error, np.array(score_errors))
+    return Certainty(found.delta, found.noise, sketch.residual_error, np.array(score_errors), sketch.kernel_error)

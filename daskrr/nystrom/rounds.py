@@ -19,9 +19,9 @@ from daskrr.numerics.reservoir import Order, Reservoir
 from daskrr.numerics.score import ScoredRows
 from daskrr.nystrom.audit import audit, audit_draws, certainty_of, residual_matrix
 from daskrr.nystrom.pass1 import Chosen, FirstPass, Settings, first_pass, whiten
+from daskrr.nystrom.reading import whitener_of
 from daskrr.nystrom.sampling import Landmarks, child, stream
 from daskrr.nystrom.selection import Weighing, draw_landmarks, draw_weighted, fetch_rows
-from daskrr.nystrom.sketch import whitener_of
 
 # Of the landmarks of "leverage" sampling, one in so many belongs to its first round.
 FIRST_SHARE = 4

@@ -1,7 +1,7 @@
 """The fitted small object: landmarks, the factor of their kernel matrix, and the ridge.
 
 A :class:`NystromSketch` is all that is left of the data after pass 1. Its factors stay where they were computed (the
-scheduler, as a rule); what it holds itself is small. The functions here are the tasks of both passes.
+scheduler, as a rule); what it holds itself is small. The functions here are tasks of both passes.
 """
 
 import uuid
@@ -21,16 +21,17 @@ from daskrr.engine.opaque import unseal
 from daskrr.engine.passes import Block, as_array, block_rows, split, task
 from daskrr.engine.rows import Rows, open_rows, pieces
 from daskrr.engine.scheduler import Algebra
-from daskrr.errors import InvalidData
+from daskrr.errors import InvalidData, NotCertified
 from daskrr.kernels import Kernel
 from daskrr.kernels.weighted import Weighted
 from daskrr.numerics import blas
 from daskrr.numerics.algebra import kernel_error, residual_error, shift_of
 from daskrr.numerics.bounds import Certainty
-from daskrr.numerics.gram import Draw, GramPart, Kept, Targets, Whitener, gram_block
+from daskrr.numerics.gram import Draw, GramPart, Kept, Targets, gram_block
 from daskrr.numerics.reservoir import Order
-from daskrr.numerics.score import Leading, Probe, ScoredRows, Scorer, Subset, new_rows_block, score_block
-from daskrr.numerics.tiles import Columns, Pieces, check_finite, fill_tile
+from daskrr.numerics.score import score_block
+from daskrr.numerics.tiles import check_finite, fill_tile
+from daskrr.nystrom.reading import Reading, new_rows_task, quantity, whitener_of
 from daskrr.nystrom.sampling import Landmarks
 
 
@@ -47,72 +48,6 @@ def landmark_inputs(
     tile = np.empty(W.shape, dtype)
     fill_tile(kernel.columns(X, dtype), X, tile)
     return {"W": W, "X": X, "error": kernel_error(tile, W, dtype), "penalty": penalty}
-
-
-def columns_of(landmarks: NDArray[np.float64], kernel: Kernel, dtype: np.dtype) -> Columns:
-    """The kernel columns of the landmarks."""
-    return kernel.columns(landmarks, dtype) if len(landmarks) else _no_columns
-
-
-def _no_columns(X: NDArray, out: NDArray) -> None:
-    """The kernel columns of no landmark at all, which is what is left when the kernel vanishes on all of them."""
-
-
-def _cast(factor: NDArray[np.float64], dtype: np.dtype) -> NDArray:
-    """A factor in the dtype of the tiles; what overflows there is found in the first block."""
-    with np.errstate(over="ignore"):
-        return factor.astype(dtype, copy=False)
-
-
-def whitener_of(payload: dict[str, Any], kernel: Kernel, dtype: np.dtype) -> Whitener:
-    """What pass 1 applies."""
-    return Whitener(
-        columns=columns_of(payload["landmarks"], kernel, dtype),
-        diagonal=kernel.diagonal,
-        inverse=_cast(payload["factors"][0], dtype),
-        residual_error=residual_error(payload["n_landmarks"], payload["kernel_error"]),
-    )
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What pass 2 shall find out: the kernel, the ridges as n·λ, and how certain one may be about the result."""
-
-    kernel: Kernel
-    dtype: np.dtype
-    shifts: tuple[float, ...]
-    certainty: Certainty | None = None
-    landmark_rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-
-    def scorer(self, payload: dict[str, Any], probe: dict[str, Any] | None) -> Scorer:
-        """What pass 2 applies."""
-        kernel, dtype, shifts = self.kernel, self.dtype, np.array(self.shifts)
-        leading, subset = payload.get("leading"), payload.get("subset")
-        return Scorer(
-            columns=columns_of(payload["landmarks"], kernel, dtype),
-            diagonal=kernel.diagonal,
-            factors=tuple(_cast(factor, dtype) for factor in payload["factors"]),
-            readings=self._readings(payload["eigenvalues"], shifts),
-            shifts=shifts,
-            residual_error=residual_error(payload["n_landmarks"], payload["kernel_error"]),
-            probe=None if probe is None else Probe(
-                kernel.columns(probe["X"], dtype), _cast(probe["coefficients"], dtype), probe["X"], probe["rows"],
-                probe["weights"], probe["scale"],
-            ),
-            leading=None if leading is None else Leading(_cast(leading[0], dtype), *leading[1:]),
-            subset=Subset(tuple(_cast(one, dtype) for one in subset), self.landmark_rows) if subset else None,
-            certainty=self.certainty,
-        )  # fmt: skip
-
-    def _readings(self, eigenvalues: NDArray[np.float64] | None, shifts: NDArray[np.float64]) -> NDArray | None:
-        """By what the squares of a row's coordinates are multiplied: l̃, and what the bounds need besides."""
-        if eigenvalues is None:
-            return None
-        S = eigenvalues[:, None]
-        columns = [1.0 / (S + shifts)]
-        if self.certainty is not None:
-            columns += [S / (S + shifts) ** 2, 1.0 / (S + shifts + self.certainty.delta)]
-        return _cast(np.hstack(columns), self.dtype)
 
 
 @dataclass(frozen=True)
@@ -198,22 +133,6 @@ def kept_of(kept: Any) -> Kept:
     return unseal(kept).read() if isinstance(kept, bytes) else kept
 
 
-def score_new_rows(
-    reading: Reading, payload: dict[str, Any], probe: dict[str, Any] | None, parts: Pieces, start: int
-) -> ScoredRows:
-    """Everything about rows whose residuals are not known yet; intervals hold for rows of the data alone."""
-    whitener = whitener_of(payload, reading.kernel, reading.dtype)
-    return new_rows_block(whitener, reading.scorer(payload, probe), parts, start)
-
-
-def new_rows_task(
-    reading: Reading, payload: dict[str, Any], probe: dict[str, Any] | None, source: Any, start: int
-) -> NDArray[np.float64]:
-    """Scores, estimates and residual of rows that pass 1 has not seen, side by side."""
-    found = score_new_rows(reading, payload, probe, pieces(source), start)
-    return np.column_stack([found.scores, found.estimate, found.facts.residual])
-
-
 @dataclass(frozen=True, repr=False)
 class NystromSketch:
     """Landmarks and factors that score any row, also rows that were not in the data.
@@ -280,25 +199,59 @@ class NystromSketch:
         return residual_error(len(self.landmarks.indices), self.kernel_error)
 
     def scores(self, X_new: Any) -> da.Array:
-        """Lazy scores (m,), (m, L) for a list of ridges, of new rows (m, d): what each would have among the data.
+        """Lazy scores (m,), (m, L) for a list of ridges, of new rows (m, d): what each has among the data.
+
+        That is as row n + 1, with n·λ kept as it was: s/(1 + s), where s is :meth:`leverage_function`. Every row is
+        appended for itself, so that it does not matter which are asked about together. Like the scores of the data they
+        are never above the exact ones beyond round-off.
 
         Examples
         --------
         >>> import numpy as np, daskrr
-        >>> X = np.random.default_rng(0).standard_normal((200, 2))
-        >>> result = daskrr.leverage_scores(X, daskrr.kernels.Gaussian(1.0), 1e-2, 50, random_state=0)
-        >>> result.sketch.scores(X[:3] + 0.1).compute().shape
-        (3,)
+        >>> X, kernel = np.random.default_rng(0).standard_normal((201, 2)), daskrr.kernels.Gaussian(1.0)
+        >>> sketch = daskrr.leverage_scores(X[:200], kernel, 1e-2, 50, certify=True, random_state=0).sketch
+        >>> exact = daskrr.exact.leverage_scores(X, kernel, 1e-2 * 200 / 201)[200]
+        >>> bool(sketch.lower(X[200:]).compute()[0] <= exact <= sketch.upper(X[200:]).compute()[0])
+        True
         """
-        return self.pick(self._evaluate(X_new), 0)
+        return self._evaluate(X_new, "scores")
+
+    def leverage_function(self, X_new: Any) -> da.Array:
+        """Lazy s = bᵀ(G + n·λ)⁻¹b of new rows, shaped like :meth:`scores`; may exceed 1.
+
+        b is the row's part in the span of the landmarks. It is a lower bound of the ridge leverage function
+        (k(x, x) − k_xᵀ(K + n·λ)⁻¹k_x)/(n·λ), up to round-off, and equals l/(1 − l) where l is the score.
+        """
+        return self._evaluate(X_new, "leverage_function")
 
     def estimate(self, X_new: Any) -> da.Array:
-        """Lazy point estimates of new rows, corrected by the part of each that no landmark explains."""
-        return self.pick(self._evaluate(X_new), 1)
+        """Lazy point estimates of the scores of new rows, corrected by the part of each that no landmark explains."""
+        return self._evaluate(X_new, "estimate")
+
+    def lower(self, X_new: Any) -> da.Array:
+        """Lazy, like :meth:`scores`: what the exact score of a new row among the data is certainly not below.
+
+        The failure probability is that of the data's certificate, for all new rows together, however many.
+
+        Raises
+        ------
+        NotCertified
+            The sketch was fitted without ``certify=True``.
+        """
+        return self._end(X_new, "lower")
+
+    def upper(self, X_new: Any) -> da.Array:
+        """Lazy, like :meth:`lower`: what the exact score of a new row among the data is certainly not above."""
+        return self._end(X_new, "upper")
 
     def residual(self, X_new: Any) -> da.Array:
         """Lazy residuals (m,) of new rows: k(x, x) minus what the landmarks explain of it."""
-        return self._evaluate(X_new)[:, -1]
+        return self._evaluate(X_new, "residual")
+
+    def _end(self, X_new: Any, name: str) -> da.Array:
+        if self.certainty is None:
+            raise NotCertified(f"the sketch has no {name}: it was fitted without certify=True (--certify). Fit it so.")
+        return self._evaluate(X_new, name)
 
     def pick(self, array: da.Array, number: int) -> da.Array:
         """One quantity of several that stand side by side, each with a column for every ridge."""
@@ -306,22 +259,36 @@ class NystromSketch:
             return array[:, number]
         return array[:, number * len(self.ridges) : (number + 1) * len(self.ridges)]
 
-    def _evaluate(self, X_new: Any) -> da.Array:
-        rows = open_rows(X_new, name="X_new")
+    def _evaluate(self, X_new: Any, name: str) -> da.Array:
+        rows, run = self.open_new_rows(X_new), uuid.uuid4().hex
+        blocks = split(rows.n_rows, block_rows(max(self.rank, 1), rows))
+        tasks = list(
+            self.new_row_tasks(self.algebra.payload("new rows"), self.probe, rows, blocks, run, partial(quantity, name))
+        )
+        single = self.single or name == "residual"
+        found = as_array(f"new-rows-{run}", tasks, blocks, 1 if single else len(self.ridges))
+        return found[:, 0] if single else found
+
+    def open_new_rows(self, X_new: Any, missing_chunks: str = "refuse") -> Rows:
+        """View rows as new ones.
+
+        Raises
+        ------
+        InvalidData
+            They have other features than the data that the sketch was fitted to.
+        """
+        rows = open_rows(X_new, missing_chunks=missing_chunks, name="X_new")
         if rows.shape[1] != self.n_features:
             raise InvalidData(f"X_new has {rows.shape[1]} features; the sketch was fitted to {self.n_features}.")
-        blocks = split(rows.n_rows, block_rows(max(self.rank, 1), rows))
-        payload = self.algebra.payload("new rows")
-        work = partial(new_rows_task, Reading(self.kernel, self.dtype, self.shifts))
-        reading = uuid.uuid4().hex
-        rows = rows.anew(f"new-rows-{reading}")
-        tasks = [
-            task(
-                "score-new-rows", reading, b.index, work, payload, self.probe, rows.source(b.start, b.stop), b.start,
-            )
-            for b in blocks
-        ]  # fmt: skip
-        return as_array(f"new-rows-{reading}", tasks, blocks, 2 * len(self.ridges) + 1)
+        return rows
+
+    def new_row_tasks(
+        self, payload: Any, probe: Any, rows: Rows, blocks: Sequence[Block], run: str, then: Callable[..., Any]
+    ) -> Iterator[Delayed]:
+        """The tasks that score new rows; ``then`` is called with each block's scores and its first row."""
+        work, rows = partial(new_rows_task, self.reading, then), rows.anew(f"new-rows-{run}")
+        for b in blocks:
+            yield task("score-new-rows", run, b.index, work, payload, probe, rows.source(b.start, b.stop), b.start)
 
     def gram_tasks(
         self,

@@ -22,7 +22,8 @@ from daskrr.numerics.smooth import (
     spread_block,
     with_weights,
 )
-from daskrr.nystrom.sketch import columns_of, read_targets
+from daskrr.nystrom.reading import columns_of
+from daskrr.nystrom.sketch import read_targets
 
 F64 = np.dtype(np.float64)
 

@@ -18,8 +18,8 @@ from daskrr.numerics.gram import whitened_rows
 from daskrr.numerics.tiles import BlockReader, check_overflow
 from daskrr.nystrom.audit import audit, audit_draws
 from daskrr.nystrom.pass1 import first_pass, whiten
+from daskrr.nystrom.reading import whitener_of
 from daskrr.nystrom.selection import resolve_kernel
-from daskrr.nystrom.sketch import whitener_of
 from daskrr.regression.estimator import SketchedEstimator, all_or_nothing, given_kernel, started
 from daskrr.regression.training import Deviation, audited_rows, choose
 
