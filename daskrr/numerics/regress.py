@@ -1,13 +1,13 @@
 """Ridge regression on the rows b of B from sums alone: everything about a fit that does not grow with n.
 
 Rows and targets enter as G = BᵀB, Bᵀ[1, Y] and [1, Y]ᵀ[1, Y], each row times the root of its weight. Y is taken about
-an origin amid the targets, since the squares of large numbers would drown their differences. With an intercept, B and
-Y are centred in the sums. The ridge λ adds λ·Σw to the diagonal of G.
+an origin amid the targets, since the squares of large numbers would drown their differences; with an intercept so is B,
+and what is left of the means is taken off in the sums. The ridge λ adds λ·Σw to the diagonal of G.
 """
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from daskrr.errors import InvalidData
 from daskrr.numerics import blas
-from daskrr.numerics.algebra import RidgeFactor, ridge_factor, shift_of
+from daskrr.numerics.algebra import RidgeFactor, gram_errors, largest_eigenvalue, ridge_factor, shift_of
 
 # Less than this share of the rows left over is no base for an estimate of anything.
 LEAST_SHARE_LEFT = 1e-8
@@ -23,18 +23,23 @@ LEAST_SHARE_LEFT = 1e-8
 # Sums of squared residuals are differences of sums of squares, and known no better than to this share of them.
 RESOLUTION = 1e-14
 
+# Steps towards the middle of the landmarks, of which any point near them is as good.
+MEDIAN_STEPS = 10
+
 
 @dataclass(frozen=True)
 class Sums:
     """Sums over rows: G (r, r), of which the lower triangle counts, Bᵀ[1, Y] (r, 1 + t), [1, Y]ᵀ[1, Y].
 
-    ``origin`` (t,) was subtracted from every row of Y. Sums of folds have one more axis, the first.
+    ``origin`` (t,) was subtracted from every row of Y, and ``row_origin`` (r,) from every row of B: zero without an
+    intercept. Sums of folds have one more axis, the first.
     """
 
     gram: NDArray[np.float64]
     features: NDArray[np.float64]
     targets: NDArray[np.float64]
     origin: NDArray[np.float64]
+    row_origin: NDArray[np.float64]
 
     @property
     def weight(self) -> float:
@@ -42,17 +47,25 @@ class Sums:
         return float(self.targets[0, 0])
 
     def __add__(self, other: "Sums") -> "Sums":
-        return Sums(
-            self.gram + other.gram, self.features + other.features, self.targets + other.targets, self.origin
-        )  # fmt: skip
+        return replace(
+            self,
+            gram=self.gram + other.gram,
+            features=self.features + other.features,
+            targets=self.targets + other.targets,
+        )
 
     def folds(self) -> "list[Sums]":
         """The sums of every fold."""
-        return [Sums(*parts, self.origin) for parts in zip(self.gram, self.features, self.targets, strict=True)]
+        return [
+            replace(self, gram=gram, features=features, targets=targets)
+            for gram, features, targets in zip(self.gram, self.features, self.targets, strict=True)
+        ]
 
     def over_folds(self) -> "Sums":
         """The sums of all folds together."""
-        return Sums(self.gram.sum(axis=0), self.features.sum(axis=0), self.targets.sum(axis=0), self.origin)
+        return replace(
+            self, gram=self.gram.sum(axis=0), features=self.features.sum(axis=0), targets=self.targets.sum(axis=0)
+        )
 
 
 @dataclass(frozen=True)
@@ -67,6 +80,8 @@ class Centred:
         (r,) and (t,), zero without an intercept.
     target_squares, least
         (t,) sums of squares of the targets, and the least that is known of a part of them.
+    summed_norm
+        Largest eigenvalue of G before it was centred, in units of whose round-off the centred one errs.
     weight
         Sum of the weights.
     """
@@ -77,22 +92,44 @@ class Centred:
     target_mean: NDArray[np.float64]
     target_squares: NDArray[np.float64]
     least: NDArray[np.float64]
+    summed_norm: float
     weight: float
 
 
 def centre(sums: Sums, intercept: bool) -> Centred:
     """Move the sums to the means of rows and targets, if there is an intercept."""
     total, gram, origin = sums.weight, blas.mirror_lower(sums.gram), sums.origin
+    norm = largest_eigenvalue(gram)
     features, target_sums, squares = sums.features[:, 1:], sums.targets[0, 1:], np.diagonal(sums.targets)[1:]
     if not intercept:
         features = features + np.outer(sums.features[:, 0], origin)
         squares = squares + origin * (2.0 * target_sums + total * origin)
-        return Centred(gram, features, np.zeros(len(gram)), np.zeros_like(origin), squares, RESOLUTION * squares, total)
+        return Centred(
+            gram=gram, features=features, mean=np.zeros(len(gram)), target_mean=np.zeros_like(origin),
+            target_squares=squares, least=RESOLUTION * squares, summed_norm=norm, weight=total,
+        )  # fmt: skip
     mean, target_mean = sums.features[:, 0] / total, target_sums / total
     gram -= total * np.outer(mean, mean)
     features = features - total * np.outer(mean, target_mean)
     centred = np.maximum(squares - total * target_mean**2, 0.0)
-    return Centred(gram, features, mean, origin + target_mean, centred, RESOLUTION * squares, total)
+    return Centred(
+        gram=gram, features=features, mean=sums.row_origin + mean, target_mean=origin + target_mean,
+        target_squares=centred, least=RESOLUTION * squares, summed_norm=norm, weight=total,
+    )  # fmt: skip
+
+
+def middle(W: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(p,) mean kernel column about which the landmarks with the kernel matrix W lie: nearly their geometric median.
+
+    A mean would follow outliers, of which landmarks have many. ``weights`` (p,) are none below zero.
+    """
+    diagonal, part = np.diagonal(W), weights
+    for _ in range(MEDIAN_STEPS):
+        part = part / (part.sum() or 1.0)
+        columns = W @ part
+        squares = diagonal - 2.0 * columns + part @ columns
+        part = weights / np.sqrt(np.maximum(squares, RESOLUTION * diagonal.max(initial=0.0) or 1.0))
+    return W @ (part / (part.sum() or 1.0))
 
 
 @dataclass(frozen=True)
@@ -129,6 +166,7 @@ def solve(sums: Sums, ridges: Sequence[float], tile_dtype: np.dtype, intercept: 
         Round-off in G would decide the result.
     """
     about = centre(sums, intercept)
+    gram_errors(len(about.gram), about.summed_norm, about.weight, ridges, tile_dtype)
     factor = ridge_factor(about.gram, None, about.weight, ridges, tile_dtype)
     return _solve(about, factor, ridges)
 
@@ -185,8 +223,8 @@ def fold_errors(folds: Sums, ridges: Sequence[float], tile_dtype: np.dtype, inte
         found = solve(rest, ridges, tile_dtype, intercept)
         gram, targets = blas.mirror_lower(fold.gram), fold.targets
         for column, (theta, intercepts) in enumerate(zip(found.theta, found.intercepts, strict=True)):
-            # Σ w·(y − b·θ − c)², in which every product of [b, 1, y] is known as a sum.
-            constant = intercepts - folds.origin
+            # Σ w·(y − b·θ − c)², in which every product of [b, 1, y] about their origins is known as a sum.
+            constant = intercepts + folds.row_origin @ theta - folds.origin
             model, weight = theta.T @ fold.features, targets[0, 0]
             squares = np.diagonal(targets)[1:] + np.sum(theta * (gram @ theta), axis=0) + weight * constant**2
             cross = np.diagonal(model[:, 1:]) + constant * (targets[0, 1:] - model[:, 0])

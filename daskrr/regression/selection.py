@@ -270,7 +270,9 @@ class NystromKernelRidgeCV(KernelRidgeModel):
         folds = None
         if self.scoring == "kfold":
             folds = Folds(self.folds, Order.of(child(job.scheme.seed, "folds")))
-        settings = replace(job.settings, kernel=kernel, largest_tried=max(ridges))
+        settings = replace(
+            job.settings, kernel=kernel, largest_tried=max(ridges), intercept=bool(self.fit_intercept)
+        )  # fmt: skip
         errors = np.full((len(ridges), weighed.n_targets), np.nan)
         without_landmarks = np.full(len(ridges), np.nan)
         try:
