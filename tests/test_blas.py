@@ -128,6 +128,21 @@ def test_primitives__refuse_what_they_cannot_do_in_place(call, message):
         call()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_add_outer__adds_the_product_of_two_vectors(dtype):
+    generator = np.random.default_rng(0)
+    B, x, y = (
+        generator.standard_normal((7, 4)).astype(dtype),
+        generator.standard_normal(7),
+        generator.standard_normal(4),
+    )
+    expected = B + np.outer(x, y)
+    blas.add_outer(B, x, y)
+    np.testing.assert_allclose(B, expected, rtol=100 * np.finfo(dtype).eps)
+    with pytest.raises(ValueError, match="cannot add the product"):
+        blas.add_outer(B, y, x)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_row_norms__are_float64_squares(dtype):
     B = np.random.default_rng(4).standard_normal((5, 33)).astype(dtype)

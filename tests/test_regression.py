@@ -263,7 +263,7 @@ def test_load__refuses_what_is_no_model_of_its_version(tmp_path):
     fitted(X, targets(X)).save(tmp_path / "model.zarr")
     group = zarr.open_group(tmp_path / "model.zarr", mode="r+")
     group.attrs["daskrr"] = json.loads(json.dumps(group.attrs["daskrr"])) | {"model_version": 99}
-    with pytest.raises(InvalidData, match="the model has version 99, and this daskrr reads version 1"):
+    with pytest.raises(InvalidData, match="the model has version 99, and this daskrr reads version 2"):
         daskrr.load(tmp_path / "model.zarr")
 
 
@@ -302,7 +302,7 @@ def test_fit__takes_every_way_to_name_a_dtype(dtype):
 
 
 def test_fit__refuses_a_gram_matrix_that_round_off_decides():
-    sums = Sums(np.array([[1e8]]), np.ones((1, 2)), 50.0 * np.eye(2), np.zeros(1), height=0)
+    sums = Sums(np.array([[1e8]]), np.ones((1, 2)), 50.0 * np.eye(2), np.zeros(1), np.zeros(1), height=0)
     with pytest.raises(RidgeTooSmall, match="round-off may change scores"):
         solve(sums, [1e-12], np.dtype(float), intercept=False)
 

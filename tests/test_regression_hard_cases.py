@@ -6,19 +6,23 @@ import shutil
 import time
 
 import dask.array as da
+import mpmath
 import numpy as np
 import pandas as pd
 import pytest
 import zarr
 from distributed import Client, LocalCluster
+from extended import kernel_extended
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.exceptions import NotFittedError
 from strategies import as_zarr
 
 import daskrr
 from daskrr import NystromKernelRidge, NystromKernelRidgeCV, NystromTransformer
 from daskrr.errors import CheckFailed, InvalidData, RidgeTooSmall, SourceUnreachable
-from daskrr.kernels import Gaussian, Linear
-from daskrr.numerics.regress import Sums, fold_errors
+from daskrr.kernels import Gaussian, Linear, Polynomial
+from daskrr.numerics.regress import Sums, fold_errors, middle, solve
 from daskrr.regression import selection
 
 KERNEL, RIDGES = Gaussian(1.0), [1e-5, 1e-4, 1e-3, 1e-2]
@@ -109,9 +113,109 @@ def test_folds__are_not_drowned_by_one_that_outweighs_them():
     gram = np.array([1e13, 0.03, 0.0501])[:, None, None]
     features = np.array([[1e13, 2e13], [3.0, 4.0], [5.0, 6.0]])[:, None, :]
     targets = np.array([[[3.0, 3.0], [3.0, 9.0]], [[2.0, 1.0], [1.0, 8.0]], [[2.0, 1.0], [1.0, 9.0]]])
-    errors = fold_errors(Sums(gram, features, targets, np.zeros(1), height=0), [0.01], np.dtype(float), intercept=False)
+    sums = Sums(gram, features, targets, np.zeros(1), np.zeros(1), height=0)
+    errors = fold_errors(sums, [0.01], np.dtype(float), intercept=False)
     theta = 10.0 / (0.0801 + 0.01 * 4.0)
     assert errors[0, 0] == pytest.approx(theta * (theta - 4.0) * 1e13 / 7.0, rel=1e-6)
+
+
+# --- Rows far from zero -------------------------------------------------------------------------------
+
+
+def exactly_fitted(X, y, w, kernel, ridge):
+    """Weighted squares of the residuals and the smoother's trace in 50 digits: all rows, all columns, an intercept."""
+    n = len(X)
+    with mpmath.workdps(50):
+        roots = [mpmath.sqrt(mpmath.mpf(float(one))) for one in w]
+        shift, system = mpmath.fsum(root**2 for root in roots) * mpmath.mpf(ridge), mpmath.zeros(n + 1)
+        system[:n, :n] = kernel_extended(X, X, kernel)
+        for i, root in enumerate(roots):
+            system[i, i] += shift / root**2
+            system[i, n] = system[n, i] = 1
+        inverse = mpmath.inverse(system)
+        dual = inverse * mpmath.matrix([*map(float, y), 0])
+        squares = mpmath.fsum((shift * dual[i] / root) ** 2 for i, root in enumerate(roots))
+        trace = n - mpmath.fsum(shift * inverse[i, i] / root**2 for i, root in enumerate(roots))
+        return float(squares), float(trace)
+
+
+OFFSET_CASES = ((Linear(), 7.0), (Polynomial(2), 3.0), (Gaussian(1.5), 7.0))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(OFFSET_CASES), st.booleans())
+def test_offset__of_the_rows_leaves_an_intercept_that_is_exact_or_refused(seed, case, weighted):
+    (kernel, farthest), n, generator = case, 25, np.random.default_rng(seed)
+    offset, ridge = 10 ** generator.uniform(0, farthest), 10 ** generator.uniform(-4, 1)
+    X, w = generator.standard_normal((n, 2)) + offset, generator.uniform(0.3, 3.0, n) if weighted else np.ones(n)
+    y = np.sin(X[:, 0] - offset) + X[:, 1] - offset + 0.1 * generator.standard_normal(n)
+    options = {"n_landmarks": None, "sampling": np.arange(n), "fit_intercept": True}
+    try:
+        model = fitted(X, y, w if weighted else None, kernel, ridge, **options)
+    except RidgeTooSmall:
+        return
+    w = w / w.mean()
+    # What the entries of the kernel leave open of the ridge itself, of which at most half may be round-off.
+    share = 2.0 * model._facts.kernel_error * np.mean(w * kernel.diagonal(X)) / ridge
+    assert share <= 1.0
+    own = np.sum(w * (y - model.predict(X)) ** 2)
+    assert model.residual_squares_[0] == pytest.approx(own, rel=1e-9 + 0.1 * share)
+    squares, trace = exactly_fitted(X, y, w, kernel, ridge)
+    # The shift of the landmarks' kernel matrix is 8·p times that.
+    assert model.residual_squares_[0] == pytest.approx(squares, rel=1e-9 + 8 * n * share)
+    assert model.effective_dimension_ + 1 == pytest.approx(trace, rel=1e-9 + 8 * n * share)
+
+
+@pytest.mark.parametrize(("offset", "tolerance"), [(1e3, 1e-7), (1e5, 1e-4), (1e6, 2e-2)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_offset__of_the_rows_changes_nothing_of_a_line(offset, tolerance, weighted, tmp_path):
+    generator = np.random.default_rng(0)
+    X = generator.standard_normal((1500, 3)) + offset
+    near = X - offset
+    y = near @ [1.0, 2.0, 3.0] + 0.1 * generator.standard_normal(1500)
+    w = generator.uniform(0.2, 3.0, 1500) if weighted else None
+    options = {"kernel": Linear(), "ridge": 0.03, "n_landmarks": 20, "fit_intercept": True}
+    far, plain = fitted(X, y, w, **options), fitted(near, y, w, **options)
+    assert far.noise_variance_ == pytest.approx(plain.noise_variance_, rel=tolerance)
+    assert far.effective_dimension_ == pytest.approx(plain.effective_dimension_, rel=tolerance)
+    far.save(tmp_path / "model.zarr")
+    later = fitted(X[:500], y[:500], None if w is None else w[:500], **options)
+    later.partial_fit(X[500:], y[500:], None if w is None else w[500:])
+    for model in (far, later, daskrr.load(tmp_path / "model.zarr")):
+        found, expected = model.diagnose(X, y, w), plain.diagnose(near, y, w)
+        np.testing.assert_allclose(model.predict(X), plain.predict(near), atol=tolerance)
+        np.testing.assert_allclose(found.leverage, expected.leverage, atol=tolerance)
+        np.testing.assert_allclose(found.studentized, expected.studentized, atol=10 * tolerance)
+        # The part that no landmark explains is less than nothing but for round-off, and never forgotten.
+        std, least = model.predict(X, return_std=True)[1], plain.predict(near, return_std=True)[1]
+        assert (std >= least * (1 - tolerance)).all()
+    for scoring in ("loo", "gcv", "kfold"):
+        errors = [
+            selected(rows, y, w, [Linear()], [0.03, 0.1, 1.0], n_landmarks=20, scoring=scoring, fit_intercept=True)
+            for rows in (X, near)
+        ]
+        np.testing.assert_allclose(*(one.cv_results_["errors"] for one in errors), rtol=tolerance)
+
+
+def test_solve__judges_a_centred_sum_by_what_was_summed():
+    mean, n = np.array([1e6, 0.0]), 1000.0
+    sums = Sums(
+        gram=n * (np.outer(mean, mean) + np.eye(2)), features=n * np.column_stack([mean, [0.0, 1.0]]),
+        targets=n * np.eye(2), origin=np.zeros(1), row_origin=np.zeros(2), height=1,
+    )  # fmt: skip
+    with pytest.raises(RidgeTooSmall, match="round-off may change scores"):
+        solve(sums, [1e-3], np.dtype(float), intercept=True)
+    assert solve(sums, [1e-2], np.dtype(float), intercept=True).theta.shape == (1, 2, 1)
+
+
+def test_middle__is_amid_the_landmarks_whatever_the_outliers():
+    generator = np.random.default_rng(0)
+    X = generator.standard_normal((50, 3)) + 100.0
+    X[:10] *= 1e5
+    column = middle(X @ X.T, np.ones(50))
+    # All columns of the linear kernel are X·x for some x.
+    assert np.linalg.norm(np.linalg.lstsq(X, column)[0] - 100.0) < 10.0
+    np.testing.assert_array_equal(middle(np.zeros((3, 3)), np.zeros(3)), 0.0)
 
 
 # --- Weights ------------------------------------------------------------------------------------------
@@ -295,8 +399,8 @@ def test_kernels__may_be_any_sequence():
     X, y = data(60)
     kernels = np.empty(2, object)
     kernels[:] = [Gaussian(1.0), Gaussian(2.0)]
-    for given in (kernels, (Gaussian(1.0), {"kernel": "gaussian", "length_scale": 2.0})):
-        model = NystromKernelRidgeCV(given, RIDGES, 20, random_state=0).fit(X, y)
+    for sequence in (kernels, (Gaussian(1.0), {"kernel": "gaussian", "length_scale": 2.0})):
+        model = NystromKernelRidgeCV(sequence, RIDGES, 20, random_state=0).fit(X, y)
         assert len(model.cv_results_["kernels"]) == 2
 
 

@@ -259,7 +259,7 @@ P_LARGE = 3000
 
 def _large_inputs() -> dict:
     X = np.random.default_rng(0).standard_normal((P_LARGE, 20))
-    return {"W": X @ X.T + P_LARGE * np.eye(P_LARGE), "X": X, "error": 1e-15, "penalty": None}
+    return {"W": X @ X.T + P_LARGE * np.eye(P_LARGE), "X": X, "error": 1e-15, "penalty": None, "middle": None}
 
 
 async def _ticks_during_whitening(dask_scheduler, inline: bool) -> tuple[int, float]:

@@ -32,7 +32,8 @@ QUICK_LIMIT = 1e-4
 class Factors:
     """The factors of one run: of the landmarks' kernel matrix first, of the ridge once the Gram matrix is known.
 
-    A regression keeps its sums and its solution instead of the ridge's factor.
+    A regression keeps its sums and its solution instead of the ridge's factor, and with an intercept the ``row_origin``
+    (r,) that is subtracted from rows of B.
     """
 
     landmarks: NDArray | None = None
@@ -41,6 +42,7 @@ class Factors:
     ridge: RidgeFactor | None = None
     kernel_matrix: NDArray | None = None
     subset: tuple[NDArray, ...] = ()
+    row_origin: NDArray | None = None
     sums: Sums | None = None
     folds: Sums | None = None
     solution: Solution | None = None
@@ -49,7 +51,10 @@ class Factors:
     quick: NDArray | None = None
 
     def whiten(self, inputs: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
-        """Factor W; ``inputs`` holds W, the landmarks' rows X, the tile kernel's error and the penalty, if any."""
+        """Factor W; ``inputs`` holds W, the landmarks' rows X, the tile kernel's error and the penalty, if any.
+
+        With an intercept, ``inputs`` holds the kernel column in the middle of the landmarks too.
+        """
         dtype = np.dtype(parameters["dtype"])
         self.n_landmarks = len(inputs["W"])
         self.whitening = whiten(inputs["W"], inputs["error"], dtype, inputs["penalty"])
@@ -57,6 +62,10 @@ class Factors:
         self.landmarks = inputs["X"][pivots]
         if parameters["subset"]:
             self.kernel_matrix = inputs["W"][np.ix_(pivots, pivots)]
+        if inputs["middle"] is not None:
+            with np.errstate(over="ignore"):  # found in the first block, like that of any row
+                origin = (self.whitening.inverse @ inputs["middle"][pivots]).astype(dtype)
+            self.row_origin = origin.astype(np.float64)
         return {
             "pivots": pivots,
             "shift": self.whitening.shift,
@@ -98,6 +107,7 @@ class Factors:
             features=inputs["features"],
             targets=inputs["targets"],
             origin=np.array(parameters["origin"]),
+            row_origin=np.zeros(len(self._landmarks)) if self.row_origin is None else self.row_origin,
             height=inputs["height"],
         )
         if found.gram.ndim == 3:
@@ -105,6 +115,11 @@ class Factors:
         self.sums = found if self.sums is None else self.sums + found
         self.spectrum = self.quick = None
         return {"weight": self.sums.weight}
+
+    def resolve(self, inputs: None, parameters: dict[str, Any]) -> dict[str, Any]:
+        """The smallest ridge that the sums allow, those without a fold too."""
+        dtype, others = np.dtype(parameters["dtype"]), () if self.folds is None else regress.without_folds(self.folds)
+        return {"least_ridge": max(regress.least_ridge(sums, dtype) for sums in (self._sums, *others))}
 
     def regress(self, inputs: None, parameters: dict[str, Any]) -> dict[str, Any]:
         """Solve the ridge regression for every ridge."""
@@ -123,7 +138,9 @@ class Factors:
     def diagonalise(self, inputs: None, parameters: dict[str, Any]) -> dict[str, Any]:
         """Make ready for smoothers."""
         found = self.spectrum = self.spectrum or regress.spectrum(self._sums, parameters["intercept"])
-        norm, shift = found.eigenvalues.max(initial=0.0), shift_of(found.weight, min(parameters["ridges"]))
+        # Factors are multiplied before anything is centred.
+        norm = found.eigenvalues.max(initial=0.0) + found.weight * float(found.centre @ found.centre)
+        shift = shift_of(found.weight, min(parameters["ridges"]))
         error = combining_error(len(found.eigenvalues), norm, shift, np.dtype(parameters["dtype"]))
         self.quick = found.rotation @ self._whitening.inverse if error < QUICK_LIMIT else None
         return {"effective_dimensions": found.effective_dimensions(parameters["ridges"])}
@@ -154,7 +171,7 @@ class Factors:
             factors = (self.quick,) if quick else (inverse, rotation)
             return found | {"factors": factors, "spectrum": vars(self._spectrum)}
         if kind == "whitener" or self.ridge is None:
-            return found | {"factors": (self._whitening.inverse,)}
+            return found | {"factors": (self._whitening.inverse,), "row_origin": self.row_origin}
         found |= {"eigenvalues": self.ridge.eigenvalues, "leading": self.ridge.leading}
         if kind != "drawn rows":
             found |= {"subset": self.subset}

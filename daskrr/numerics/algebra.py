@@ -222,7 +222,7 @@ def ridge_factor(
         Round-off in G would decide the scores.
     """
     G = blas.mirror_lower(G)
-    norm = _largest_eigenvalue(G)
+    norm = largest_eigenvalue(G)
     shifts = [shift_of(n_rows, ridge) for ridge in ridges]
     errors = gram_errors(len(G), norm, gram_error, n_rows, ridges, tile_dtype)
     together = [combining_error(len(G), norm, shift, tile_dtype) for shift in shifts]
@@ -377,7 +377,7 @@ def combining_error(rank: int, norm: float, shift: float, tile_dtype: np.dtype) 
     return float(np.sqrt(UNIT_ROUNDOFF[tile_dtype] * norm / (max(rank, 1) * shift)))
 
 
-def _largest_eigenvalue(G: NDArray, iterations: int = 30) -> float:
+def largest_eigenvalue(G: NDArray, iterations: int = 30) -> float:
     """Largest eigenvalue of G (r, r), positive semi-definite, by power iteration from a fixed start."""
     if not len(G):
         return 0.0

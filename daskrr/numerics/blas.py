@@ -164,6 +164,16 @@ def add_gram(B: NDArray, G: NDArray) -> None:
         _call(cython_blas, "syrk", B.dtype, "U", "N", p, m, 1.0, B, p, 1.0, G, p)
 
 
+def add_outer(B: NDArray, x: NDArray, y: NDArray) -> None:
+    """Add x yᵀ to B (m, p), for x (m,) and y (p,) of any dtype."""
+    m, p = B.shape
+    if x.shape != (m,) or y.shape != (p,) or not B.flags.c_contiguous:
+        raise ValueError(f"cannot add the product of {x.shape} and {y.shape} to {B.shape}")
+    if m and p:
+        x, y = np.ascontiguousarray(x, B.dtype), np.ascontiguousarray(y, B.dtype)
+        _call(cython_blas, "ger", B.dtype, p, m, 1.0, y, 1, x, 1, B, p)
+
+
 def row_norms(B: NDArray) -> NDArray[np.float64]:
     """Squared Euclidean norms of the rows of B (m, p)."""
     return np.vecdot(B, B).astype(np.float64, copy=False)

@@ -84,14 +84,15 @@ class Totals:
 class Targets:
     """What is to be predicted of a block of rows, (m, t); the last feature of weighted rows is the root of a weight.
 
-    An origin is subtracted from them already. ``folds`` (m,) says in which of ``n_folds`` each row is, if the sums of
-    folds are to be apart.
+    An origin is subtracted from them already; ``row_origin`` (r,), if any, is to be subtracted from the rows of B.
+    ``folds`` (m,) says in which of ``n_folds`` each row is, if the sums of folds are to be apart.
     """
 
     values: NDArray[np.float64]
     weighted: bool
     n_folds: int = 0
     folds: NDArray[np.int64] | None = None
+    row_origin: NDArray[np.float64] | None = None
 
     def design(self, X: NDArray, start: int) -> NDArray[np.float64]:
         """(m, 1 + t): ones and targets of the rows X from ``start`` on, times the roots of their weights."""
@@ -313,6 +314,8 @@ def _no_moments(rank: int, targets: Targets, n_sums: int) -> Moments:
 def _add_tile(B: NDArray, X: NDArray, targets: Targets, start: int, sums: list[GramSum], moments: Moments) -> None:
     """Add the rows B (m, r), which start at ``start`` in their block, to the sums of their folds."""
     T = targets.design(X, start)
+    if targets.row_origin is not None:
+        blas.add_outer(B, -T[:, 0], targets.row_origin)
     for number, chosen in enumerate(targets.groups(start, len(B))):
         b, t = B[chosen], T[chosen]
         sums[number].add(b)

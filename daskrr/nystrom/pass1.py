@@ -36,6 +36,7 @@ class Settings:
     scheduler_bytes: int
     with_subset: bool = False
     largest_tried: float = 0.0
+    intercept: bool = False
 
     @property
     def smallest(self) -> float:
@@ -72,7 +73,8 @@ def whiten(run: Run, name: str, settings: Settings, chosen: Chosen) -> tuple[Nys
     n, d = run.rows.shape
     kernel, dtype, landmarks = settings.kernel, settings.dtype, chosen.landmarks
     penalty = None if settings.sketch_ridge is None else landmarks.penalty(n, settings.sketch_ridge)
-    inputs = run.executor.apply("landmark-kernel", partial(landmark_inputs, kernel, dtype, penalty), chosen.X)
+    form = partial(landmark_inputs, kernel, dtype, penalty, settings.intercept)
+    inputs = run.executor.apply("landmark-kernel", form, chosen.X)
     place = algebra(run.executor, name, settings.scheduler_bytes)
     whitened = place.perform("whiten", inputs, {"dtype": str(dtype), "subset": settings.with_subset})
     rank = len(whitened["pivots"])

@@ -6,7 +6,7 @@ scheduler, as a rule); what it holds itself is small. The functions here are tas
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from html import escape
 from typing import Any
@@ -28,6 +28,7 @@ from daskrr.numerics import blas
 from daskrr.numerics.algebra import kernel_error, residual_error, shift_of
 from daskrr.numerics.bounds import Certainty
 from daskrr.numerics.gram import Draw, GramPart, Kept, Targets, gram_block
+from daskrr.numerics.regress import middle
 from daskrr.numerics.reservoir import Order
 from daskrr.numerics.score import score_block
 from daskrr.numerics.tiles import check_finite, fill_tile
@@ -37,9 +38,12 @@ from daskrr.nystrom.sampling import Landmarks
 
 @blas.one_thread()
 def landmark_inputs(
-    kernel: Kernel, dtype: np.dtype, penalty: NDArray[np.float64] | None, X: NDArray[np.float64]
+    kernel: Kernel, dtype: np.dtype, penalty: NDArray[np.float64] | None, intercept: bool, X: NDArray[np.float64]
 ) -> dict[str, Any]:
-    """W of the landmarks X (p, d), by differences and with an exact diagonal, and the tile kernel's error on it."""
+    """W of the landmarks X (p, d), by differences and with an exact diagonal, and the tile kernel's error on it.
+
+    For a regression with an intercept, also the kernel column in the middle of the landmarks.
+    """
     W = kernel(X, X)
     W = 0.5 * (W + W.T)
     np.fill_diagonal(W, kernel.diagonal(X))
@@ -47,7 +51,17 @@ def landmark_inputs(
         raise InvalidData("the kernel of the landmarks is not finite: it overflows. Scale the features down.")
     tile = np.empty(W.shape, dtype)
     fill_tile(kernel.columns(X, dtype), X, tile)
-    return {"W": W, "X": X, "error": kernel_error(tile, W, dtype), "penalty": penalty}
+    found = {"W": W, "X": X, "error": kernel_error(tile, W, dtype), "penalty": penalty}
+    return found | {"middle": _middle_column(kernel, X, W) if intercept else None}
+
+
+def _middle_column(kernel: Kernel, X: NDArray[np.float64], W: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(p,) for rows of weight 1: kernel column in the middle of the landmarks, times their own roots of weights."""
+    if not isinstance(kernel, Weighted):
+        return middle(W, np.ones(len(W)))
+    roots = X[:, -1]
+    scale = np.where(roots > 0, roots, 1.0)
+    return roots * middle(W / scale / scale[:, None], roots**2)
 
 
 @dataclass(frozen=True)
@@ -83,7 +97,9 @@ def gram_task(
     *targets: Any,
 ) -> GramPart:
     """Pass 1 on one block, with its targets if there are any."""
-    found = _targets(targets[0], start, isinstance(kernel, Weighted), *about) if about else None
+    found = None
+    if about is not None:
+        found = _targets(targets[0], start, isinstance(kernel, Weighted), payload["row_origin"], *about)
     part = gram_block(whitener_of(payload, kernel, dtype), pieces(source), start, draws, with_gram, found)
     if part.kept is not None:
         mean = part.totals.diagonal / max(1, len(part.kept.residual))
@@ -95,11 +111,19 @@ def _and_then(then: Callable[[GramPart], Any], work: Callable[..., GramPart], *a
     return then(work(*arguments))
 
 
-def _targets(source: Any, start: int, weighted: bool, origin: NDArray[np.float64], folds: Folds | None) -> Targets:
-    values = read_targets(source, start) - origin
+def _targets(
+    source: Any,
+    start: int,
+    weighted: bool,
+    row_origin: NDArray[np.float64] | None,
+    origin: NDArray[np.float64],
+    folds: Folds | None,
+) -> Targets:
+    found = Targets(read_targets(source, start) - origin, weighted, row_origin=row_origin)
     if folds is None:
-        return Targets(values, weighted)
-    return Targets(values, weighted, folds.number, folds.order.folds(folds.number, start, len(values)))
+        return found
+    number, size = folds.number, len(found.values)
+    return replace(found, n_folds=number, folds=folds.order.folds(number, start, size))
 
 
 def read_targets(source: Any, start: int) -> NDArray[np.float64]:

@@ -135,7 +135,8 @@ class NystromKernelRidge(KernelRidgeModel):
         with reporter(self.progress) as report:
             run = started(job, report)
             kernel = resolve_kernel(run, job.settings.kernel, job.scheme.seed)
-            trained = train(job, run, replace(job.settings, kernel=kernel), weighed, data.origin())
+            settings = replace(job.settings, kernel=kernel, intercept=bool(self.fit_intercept))
+            trained = train(job, run, settings, weighed, data.origin())
             deviation = trained.deviation(job.failure_probability) if job.certify else None
         self._keep(trained, job.settings.ridges[0], data, deviation)
         return self

@@ -15,13 +15,13 @@ from daskrr.numerics.algebra import Whitening
 from daskrr.numerics.regress import Solution, Sums
 
 MODEL = "a model"
-MODEL_VERSION = 1
+MODEL_VERSION = 2
 
 # Of these square matrices the lower triangle is all there is, and is stored row by row.
 TRIANGLES = ("inverse", "gram")
 
 # Arrays of the sums.
-SUMMED = ("gram", "features", "targets", "origin")
+SUMMED = ("gram", "features", "targets", "origin", "row_origin")
 
 # What the attributes of a model must tell.
 NEEDED = (
@@ -71,7 +71,7 @@ def read_model(path: str | os.PathLike) -> tuple[Factors, dict[str, Any]]:
     triangle = (rank * (rank + 1) // 2,)
     shapes = {
         "landmarks": (rank, about["n_features"]), "inverse": triangle, "gram": triangle, "features": (rank, 1 + t),
-        "targets": (1 + t, 1 + t), "origin": (t,), "theta": (1, rank, t), "intercepts": (1, t),
+        "targets": (1 + t, 1 + t), "origin": (t,), "row_origin": (rank,), "theta": (1, rank, t), "intercepts": (1, t),
         "residual_squares": (1, t), "effective_dimensions": (1,), "target_squares": (t,),
     }  # fmt: skip
     arrays = {name: _read(group, name, shape) for name, shape in shapes.items()}
@@ -80,7 +80,10 @@ def read_model(path: str | os.PathLike) -> tuple[Factors, dict[str, Any]]:
     unknown = float("nan")
     whitening = Whitening(np.arange(rank), arrays["inverse"], unknown, about["kernel_error"], unknown)
     sums = Sums(**{name: arrays[name] for name in SUMMED}, height=about["height"])
-    factors = Factors(landmarks=arrays["landmarks"], n_landmarks=about["n_landmarks"], whitening=whitening, sums=sums)
+    factors = Factors(
+        landmarks=arrays["landmarks"], n_landmarks=about["n_landmarks"], whitening=whitening, sums=sums,
+        row_origin=sums.row_origin if about["fit_intercept"] else None,
+    )  # fmt: skip
     factors.keep_solution(Solution(**{name: arrays[name] for name in Solution.__dataclass_fields__}))
     return factors, about
 

@@ -18,7 +18,7 @@ from daskrr.engine.progress import Reporter
 from daskrr.engine.scheduler import held
 from daskrr.errors import CheckFailed, InvalidData, InvalidParameter, RidgeTooSmall, check_count
 from daskrr.kernels import Gaussian, Kernel, as_kernel
-from daskrr.numerics.algebra import smallest_ridge
+from daskrr.numerics.bounds import kernel_noise
 from daskrr.numerics.regress import generalized_errors
 from daskrr.numerics.reservoir import Order
 from daskrr.numerics.smooth import LeftOutSums
@@ -270,7 +270,9 @@ class NystromKernelRidgeCV(KernelRidgeModel):
         folds = None
         if self.scoring == "kfold":
             folds = Folds(self.folds, Order.of(child(job.scheme.seed, "folds")))
-        settings = replace(job.settings, kernel=kernel, largest_tried=max(ridges))
+        settings = replace(
+            job.settings, kernel=kernel, largest_tried=max(ridges), intercept=bool(self.fit_intercept)
+        )  # fmt: skip
         errors = np.full((len(ridges), weighed.n_targets), np.nan)
         without_landmarks = np.full(len(ridges), np.nan)
         try:
@@ -279,9 +281,8 @@ class NystromKernelRidgeCV(KernelRidgeModel):
             log.warning("%r is left out: %s", kernel, error)
             return Candidate(None, errors, without_landmarks)
         sketch = trained.sketch
-        totals = trained.first.totals
-        mean = totals.diagonal / sketch.n_rows
-        least = smallest_ridge(sketch.kernel_error, mean, sketch.rank, totals.height, sketch.dtype)
+        noise = kernel_noise(sketch.kernel_error, trained.first.totals.diagonal / sketch.n_rows)
+        least = max(noise, trained.perform("resolve", ridges, self.fit_intercept)["least_ridge"])
         judged = [number for number, ridge in enumerate(ridges) if ridge >= least]
         if len(judged) < len(ridges):
             log.warning("%r: ridges below %.3g are left out, since round-off would decide", kernel, least)
