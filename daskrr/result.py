@@ -25,6 +25,7 @@ from daskrr.engine.progress import Reporter
 from daskrr.engine.rows import Rows
 from daskrr.engine.storage import OutputStore, column_of
 from daskrr.errors import CheckFailed
+from daskrr.ledger import Ledger
 from daskrr.numerics import histogram
 from daskrr.numerics.gram import Totals
 from daskrr.numerics.reservoir import Reservoir
@@ -80,6 +81,8 @@ class LeverageResult:
         What the run was expected to cost.
     summary
         Every parameter, version and figure, ready for JSON.
+    ledger
+        What the audits up to this one have spent of the failure probability that was asked for.
     """
 
     def __init__(
@@ -91,9 +94,10 @@ class LeverageResult:
         executor: Executor,
         plan: Plan,
         summary: dict[str, Any],
+        ledger: Ledger,
         proof: Proof | None = None,
     ) -> None:
-        self.sketch, self.plan, self.summary = sketch, plan, summary
+        self.sketch, self.plan, self.summary, self.ledger = sketch, plan, summary, ledger
         self.effective_dimension: Any = summary["effective_dimension"]
         self.rank: int = summary["rank"]
         self.rows, self.blocks, self._kept, self.executor, self._proof = rows, blocks, kept, executor, proof
