@@ -144,11 +144,12 @@ def _proof(
     goal = Goal(floors) if target is None else Goal(floors, target.relative, target.absolute)
     chances: Any = None
     total = float(n)
-    if scheme.replacement and weighing is not None:
+    fidelity = weighing.fidelity if scheme.replacement and weighing is not None else None
+    if scheme.replacement and weighing is not None and fidelity is None:
         chances, total = weighing.handles, weighing.total
     elif scheme.replacement and isinstance(scheme.sampling, str) and scheme.sampling in ("uniform", "diagonal"):
         chances = "uniform"  # by the diagonal too, if that is constant
-    return Proof(found, first.totals, dimensions, goal, chances, total)
+    return Proof(found, first.totals, dimensions, goal, chances, total, fidelity)
 
 
 def _summary(

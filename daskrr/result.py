@@ -40,6 +40,7 @@ from daskrr.nystrom.certificates import (
     widths_of,
 )
 from daskrr.nystrom.pass1 import FirstPass
+from daskrr.nystrom.sampling import ScoreFidelity
 from daskrr.nystrom.sketch import NystromSketch, Reading, html_table, kept_of, score_new_rows
 from daskrr.pictures import ScorePictures
 from daskrr.receipts import Receipt, is_intact, sum_counts, top_of_block, write_for_good, write_rows
@@ -55,7 +56,8 @@ LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 class Proof:
     """What a certificate rests on, before all rows have been looked at.
 
-    ``chances`` is what the landmarks were drawn by: ``"uniform"``, handles of weights, or None.
+    ``chances`` is what the landmarks were drawn by: ``"uniform"``, handles of weights, or None. ``fidelity`` is what is
+    known of draws by upper ends of scores.
     """
 
     audit: Audit
@@ -64,6 +66,7 @@ class Proof:
     goal: Goal
     chances: str | Sequence[Any] | None
     chance_total: float
+    fidelity: ScoreFidelity | None = None
 
 
 class LeverageResult:
@@ -271,7 +274,7 @@ class LeverageResult:
         if proof is None:
             raise not_certified("interval")
         return summarize(
-            self.sketch, proof.audit, proof.dimensions, proof.totals, reduce(add, widths), proof.goal
+            self.sketch, proof.audit, proof.dimensions, proof.totals, reduce(add, widths), proof.goal, proof.fidelity
         )  # fmt: skip
 
     @property
