@@ -16,6 +16,7 @@ from daskrr.engine.plan import Plan, Work, Workers, make_plan
 from daskrr.engine.rows import Rows, open_rows
 from daskrr.errors import InvalidParameter, check_count, check_positive
 from daskrr.kernels import Kernel, as_kernel
+from daskrr.ledger import Ledger
 from daskrr.nystrom.audit import AUDIT_ROWS
 from daskrr.nystrom.pass1 import Settings
 from daskrr.nystrom.rounds import FIRST_SHARE, Scheme, round_sizes
@@ -67,11 +68,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Job:
-    """Checked arguments of a run.
-
-    ``looks`` is how often a certificate was looked at before, to decide whether to draw landmarks anew: what may fail
-    is shared by that many runs more, whichever of them comes to be published.
-    """
+    """Checked arguments of a run; ``ledger`` is that of the job so far."""
 
     name: str
     rows: Rows
@@ -79,13 +76,17 @@ class Job:
     scheme: Scheme
     target: Target | None
     certify: bool
-    failure_probability: float
+    ledger: Ledger
     score_floor: float | None
     missing_chunks: str
     plan: Plan
     executor: Executor
-    looks: int = 0
     began: float = field(default_factory=time.perf_counter)
+
+    @property
+    def failure_probability(self) -> float:
+        """With what probability an interval may miss its score."""
+        return self.ledger.asked
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -139,7 +140,8 @@ def prepare(
         with_subset=bool(options.subset_bound) and certify,
     )  # fmt: skip
     floor = None if options.score_floor is None else check_positive("score_floor", options.score_floor)
-    return Job(name, rows, settings, scheme, target, certify, rho, floor, options.missing_chunks, made, where)
+    ledger = Ledger(asked=rho, chooses=target is not None)
+    return Job(name, rows, settings, scheme, target, certify, ledger, floor, options.missing_chunks, made, where)
 
 
 def check_ridges(ridge: Any) -> tuple[tuple[float, ...], bool]:

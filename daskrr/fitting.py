@@ -16,9 +16,10 @@ from daskrr.arguments import Job
 from daskrr.engine.passes import Run, superblocks
 from daskrr.engine.progress import Stage
 from daskrr.errors import CheckFailed
+from daskrr.ledger import Ledger
 from daskrr.numerics.algebra import check_resolution
 from daskrr.numerics.tiles import tile_rows
-from daskrr.nystrom.audit import Audit, audit, audit_draws, certainty_of, make_probe, probe_draw
+from daskrr.nystrom.audit import Audit, audit, audit_draws, certainty_of, draw_apart, make_probe, probe_draw
 from daskrr.nystrom.certificates import Goal
 from daskrr.nystrom.pass1 import Chosen, FirstPass, Settings, first_pass, whiten
 from daskrr.nystrom.rounds import landmark_draw
@@ -33,13 +34,17 @@ log = logging.getLogger("daskrr")
 
 @dataclass(frozen=True)
 class Pace:
-    """Where a run that grows stands: the round, how many landmarks come next, and what this one may spend."""
+    """Where a run stands: the round, how many landmarks come next, the size of the audit and what it may spend.
+
+    ``audit_apart`` says that the rows of the audit are drawn in a pass of their own, since pass 1 sees new rows alone.
+    """
 
     round: int
     following: int
-    failure_probability: float
     audit_rows: int
+    ledger: Ledger
     n_rounds: int = 1
+    audit_apart: bool = False
 
     @property
     def label(self) -> str:
@@ -62,10 +67,12 @@ def fit(
 ) -> tuple[LeverageResult, FirstPass]:
     """Whiten the landmarks, run pass 1, factor the Gram matrix, and audit what is left."""
     seed = job.scheme.seed
-    pace = pace or Pace(0, 0, job.failure_probability, job.scheme.audit_rows)
-    audit_rows = pace.audit_rows if job.certify and pace.failure_probability > 0 else 0
+    pace = pace or Pace(round=0, following=0, audit_rows=job.scheme.audit_rows, ledger=job.ledger)
+    ledger = pace.ledger
+    audit_rows = pace.audit_rows if job.certify and ledger.share > 0 else 0
     sketch, whitened = whiten(run, f"{run.name}-{pace.round}" if job.target else run.name, settings, chosen)
-    draws = probe_draw(seed, pace.round) | audit_draws(seed, pace.round, audit_rows)
+    for_audit = audit_draws(seed, ledger.stream, audit_rows)
+    draws = probe_draw(seed, pace.round) | ({} if pace.audit_apart else for_audit)
     if pace.following:
         following = pace.following
         larger = len(chosen.landmarks.indices) + following
@@ -86,13 +93,17 @@ def fit(
         probe = make_probe(run, sketch, first, seed, pace.round)
         sketch = replace(sketch, probe=probe, gram_error=ridged["gram_error"])
         if job.certify:
-            found = audit(run, sketch, first, audit_rows, pace.failure_probability, seed, pace.round)
-            # What all rounds together may spend, since one looks at each to choose whether to stop.
+            seen = draw_apart(run, sketch, first, for_audit) if pace.audit_apart and audit_rows else first
+            found = audit(run, sketch, seen, audit_rows, ledger.share, seed, ledger.stream)
+            ledger = ledger.after_audit() if audit_rows else ledger
+            # What is stated is what all audits together may spend.
             found = replace(found, failure_probability=job.failure_probability if audit_rows else 0.0)
             sketch = replace(sketch, certainty=certainty_of(sketch, found, ridged["score_errors"]))
             proof = _proof(job, sketch, found, first, ridged, weighing)
-        summary = _summary(job, sketch, whitened, ridged, first, share)
-        result = LeverageResult(run.rows, run.blocks, sketch, first.kept, run.executor, job.plan, summary, proof)
+        summary = _summary(job, sketch, whitened, ridged, first, share) | {"ledger": ledger.to_record()}
+        result = LeverageResult(
+            run.rows, run.blocks, sketch, first.kept, run.executor, job.plan, summary, ledger, proof
+        )  # fmt: skip
         stage.tell(result.dimension_so_far)
     return result, first
 
@@ -136,11 +147,12 @@ def _proof(
     goal = Goal(floors) if target is None else Goal(floors, target.relative, target.absolute)
     chances: Any = None
     total = float(n)
-    if scheme.replacement and weighing is not None:
+    fidelity = weighing.fidelity if scheme.replacement and weighing is not None else None
+    if scheme.replacement and weighing is not None and fidelity is None:
         chances, total = weighing.handles, weighing.total
     elif scheme.replacement and isinstance(scheme.sampling, str) and scheme.sampling in ("uniform", "diagonal"):
         chances = "uniform"  # by the diagonal too, if that is constant
-    return Proof(found, first.totals, dimensions, goal, chances, total)
+    return Proof(found, first.totals, dimensions, goal, chances, total, fidelity)
 
 
 def _summary(

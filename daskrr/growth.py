@@ -24,10 +24,10 @@ FAR = 4.0
 
 
 def grow_until_tight(job: Job, run: Run, settings: Settings, target: Target) -> LeverageResult:
-    """Add landmarks by residual until every interval is tight enough; each round pays its share of the probability."""
+    """Add landmarks by residual until every interval is tight enough; each round spends a share of the ledger."""
     most, n_rounds = target.sizes[-1], len(target.sizes)
     chosen, size = first_landmarks(run, settings, target.sizes[0], job.scheme.seed, replacement=False), target.sizes[0]
-    pace = Pace(0, 0, job.failure_probability / (n_rounds * (1 + job.looks)), job.scheme.audit_rows, n_rounds)
+    pace = Pace(round=0, following=0, audit_rows=job.scheme.audit_rows, ledger=job.ledger, n_rounds=n_rounds)
     history: list[dict[str, Any]] = []
     while True:
         pace = replace(pace, following=_larger(size, FAST_GROWTH, most) - size)
@@ -42,7 +42,8 @@ def grow_until_tight(job: Job, run: Run, settings: Settings, target: Target) -> 
             if found["met"] or larger is chosen:
                 break
         chosen, size = larger, wanted
-        pace = replace(pace, round=pace.round + 1, audit_rows=_next_audit(result, pace, target))
+        audit_rows = _next_audit(result, pace.audit_rows, target)
+        pace = replace(pace, round=pace.round + 1, audit_rows=audit_rows, ledger=result.ledger)
     if not found["met"]:
         log.warning(found["text"])
     result.summary |= {"rounds": history, "tolerance": found}
@@ -69,13 +70,18 @@ def _log_round(job: Job, result: LeverageResult, pace: Pace) -> dict[str, Any]:
         "deviation": deviation,
         "effective_dimension": [low, high],
         "audit_rows": result.audit.rows,
-        "failure_probability": pace.failure_probability,
+        "failure_probability": pace.ledger.share,
         "seconds": seconds,
     }
 
 
-def verdict(target: Target, settings: Settings, certificate: Certificate, p: int) -> dict[str, Any]:
-    """Whether the tolerance is met at the smallest ridge by p landmarks, and what to say if not."""
+def verdict(
+    target: Target, settings: Settings, certificate: Certificate, p: int, met_when_drawn: bool | None = None
+) -> dict[str, Any]:
+    """Whether the tolerance is met at the smallest ridge by p landmarks, and what to say if not.
+
+    ``met_when_drawn`` tells of landmarks that are kept whether it was met by them at first; if not, there is a limit.
+    """
     decides = settings.ridges.index(settings.smallest)
     misses = certificate.misses[decides]
     relative, absolute = certificate.relative_width[decides], certificate.absolute_width[decides]
@@ -91,6 +97,7 @@ def verdict(target: Target, settings: Settings, certificate: Certificate, p: int
         text = f"every row that the tolerance is about meets {asked}, with {p} landmarks."
     return {
         "met": not misses,
+        "met_when_drawn": not misses if met_when_drawn is None else met_when_drawn,
         "relative": target.relative,
         "absolute": target.absolute,
         "relative_width": relative if math.isfinite(relative) else None,
@@ -100,10 +107,11 @@ def verdict(target: Target, settings: Settings, certificate: Certificate, p: int
     }
 
 
-def _next_audit(result: LeverageResult, pace: Pace, target: Target) -> int:
+def _next_audit(result: LeverageResult, audit_rows: int, target: Target) -> int:
     """More audit rows where their number, not the landmarks, would keep the next round from its tolerance."""
-    if not pace.failure_probability:
-        return pace.audit_rows
+    share = result.ledger.share
+    if not share:
+        return audit_rows
     allowed = AUDIT_SHARE * (target.relative or target.absolute or 1.0) * min(result.sketch.shifts)
-    needed = result.audit.weight * math.log(1.0 / pace.failure_probability) / allowed
-    return max(pace.audit_rows, min(int(needed), MAX_AUDIT_ROWS))
+    needed = result.audit.weight * math.log(1.0 / share) / allowed
+    return max(audit_rows, min(int(needed), MAX_AUDIT_ROWS))

@@ -184,10 +184,7 @@ def unfinished(store: JobStore, wanted: dict[str, Any], kind: str) -> str | None
 
 @dataclass(frozen=True)
 class Work:
-    """A job under way; as a context manager, it forgets a job that will fail again, and keeps any other.
-
-    ``looks`` is how many certificates have had a say in which landmarks it has; see :class:`daskrr.arguments.Job`.
-    """
+    """A job under way; as a context manager, it forgets a job that will fail again, and keeps any other."""
 
     store: JobStore
     generation: str
@@ -195,7 +192,6 @@ class Work:
     wanted: dict[str, Any]
     seed: int
     told: Reporter
-    looks: int = 0
 
     @property
     def journal(self) -> Journal:
@@ -226,11 +222,11 @@ class Work:
         self.store.sweep({(self.store.committed or {}).get("generation", ""): BASE})
 
     def publish(
-        self, result: LeverageResult, since: int = 0, drift: Callable[[dict[str, Any], Any], Any] | None = None
+        self, result: LeverageResult, since: int = 0, more: Callable[[dict[str, Any], Any], Any] | None = None
     ) -> dict[str, Any]:
         """Run pass 2 from where it was, check the whole, and commit; the summary.
 
-        Scores are counted apart from row ``since`` on; ``drift`` tells what has changed, by the summary and the counts.
+        Scores are counted apart from row ``since`` on; ``more`` is what an update adds, given the summary and counts.
         """
         store, generation = self.store, self.generation
         staged = store.staged(generation, result.shapes, result.plan.block_rows)
@@ -242,13 +238,13 @@ class Work:
         counts = sum_counts(receipts)
         kinds = (self.journal.read_one("processors") or {})["kinds"]
         summary |= {"checkpoints": store.checkpoints(generation), "workers": summary["workers"] | {"processors": kinds}}
-        summary |= {} if drift is None else {"update": drift(summary, counts)}
+        summary |= {} if more is None else more(summary, counts)
         digests = {name: np.array([one.digests[name] for one in receipts], np.uint32) for name in result.shapes}
         commit = {
             "generation": generation,
             "parameters": self.wanted,
             "seed": self.seed,
-            "looks": self.looks,
+            "ledger": result.ledger.to_record(),
             "summary": json.loads(json.dumps(summary)),
             "block_rows": result.plan.block_rows,
             "digests": digests,

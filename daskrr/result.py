@@ -25,6 +25,7 @@ from daskrr.engine.progress import Reporter
 from daskrr.engine.rows import Rows
 from daskrr.engine.storage import OutputStore, column_of
 from daskrr.errors import CheckFailed
+from daskrr.ledger import Ledger
 from daskrr.numerics import histogram
 from daskrr.numerics.gram import Totals
 from daskrr.numerics.reservoir import Reservoir
@@ -40,6 +41,7 @@ from daskrr.nystrom.certificates import (
 )
 from daskrr.nystrom.pass1 import FirstPass
 from daskrr.nystrom.reading import Reading, score_drawn_rows
+from daskrr.nystrom.sampling import ScoreFidelity
 from daskrr.nystrom.sketch import NystromSketch, html_table, kept_of
 from daskrr.pictures import ScorePictures
 from daskrr.receipts import Receipt, is_intact, sum_counts, top_of_block, write_for_good, write_rows
@@ -53,7 +55,8 @@ LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 class Proof:
     """What a certificate rests on, before all rows have been looked at.
 
-    ``chances`` is what the landmarks were drawn by: ``"uniform"``, handles of weights, or None.
+    ``chances`` is what the landmarks were drawn by: ``"uniform"``, handles of weights, or None. ``fidelity`` is what is
+    known of draws by upper ends of scores.
     """
 
     audit: Audit
@@ -62,6 +65,7 @@ class Proof:
     goal: Goal
     chances: str | Sequence[Any] | None
     chance_total: float
+    fidelity: ScoreFidelity | None = None
 
 
 class LeverageResult:
@@ -79,6 +83,8 @@ class LeverageResult:
         What the run was expected to cost.
     summary
         Every parameter, version and figure, ready for JSON.
+    ledger
+        What the audits up to this one have spent of the failure probability that was asked for.
     """
 
     def __init__(
@@ -90,9 +96,10 @@ class LeverageResult:
         executor: Executor,
         plan: Plan,
         summary: dict[str, Any],
+        ledger: Ledger,
         proof: Proof | None = None,
     ) -> None:
-        self.sketch, self.plan, self.summary = sketch, plan, summary
+        self.sketch, self.plan, self.summary, self.ledger = sketch, plan, summary, ledger
         self.effective_dimension: Any = summary["effective_dimension"]
         self.rank: int = summary["rank"]
         self.rows, self.blocks, self._kept, self.executor, self._proof = rows, blocks, kept, executor, proof
@@ -266,7 +273,7 @@ class LeverageResult:
         if proof is None:
             raise not_certified("interval")
         return summarize(
-            self.sketch, proof.audit, proof.dimensions, proof.totals, reduce(add, widths), proof.goal
+            self.sketch, proof.audit, proof.dimensions, proof.totals, reduce(add, widths), proof.goal, proof.fidelity
         )  # fmt: skip
 
     @property

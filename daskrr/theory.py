@@ -23,8 +23,9 @@ from daskrr.errors import InvalidParameter, check_count
 
 __all__ = [
     "BiasGuarantee", "DeviationGuarantee", "RiskGuarantee", "ScoreGuarantee", "bias_inflation", "columns_for_deviation",
-    "columns_for_risk", "columns_for_risk_uniform", "columns_for_scores", "deviation_probability",
-    "effective_dimension_covered", "risk_inflation", "score_accuracy", "score_fidelity", "sketch_ridge_for_bias",
+    "columns_for_risk", "columns_for_risk_by_upper_ends", "columns_for_risk_uniform", "columns_for_scores",
+    "deviation_probability", "effective_dimension_covered", "risk_inflation", "score_accuracy", "score_fidelity",
+    "sketch_ridge_for_bias",
 ]  # fmt: skip
 
 _EPSILON_LIMIT = 0.5
@@ -80,6 +81,7 @@ class RiskGuarantee:
 
     The scores l are those at the ridge λ ε, and ``effective_dimension`` is their sum. The in-sample risk is at most
     ``risk_ratio`` times that of the regression with all columns; ``epsilon`` is infinite if nothing is promised.
+    ``drawn_by`` says what the probabilities are: l / Σ l, or upper ends u / Σ u.
 
     The published proof needs a ridge of at least ``smallest_ridge`` and fails with probability 2 ρ. Any ridge and ρ
     will do: 0 ⪯ K - L ⪯ 2 n λ ε I alone bounds the bias of the approximation L, and its variance is that of K at most.
@@ -92,6 +94,7 @@ class RiskGuarantee:
     score_fidelity: float = 1.0
     ridge: float | None = None
     smallest_ridge: float | None = None
+    drawn_by: str = "l / Σ l"
 
     @property
     def promises(self) -> bool:
@@ -116,7 +119,7 @@ class RiskGuarantee:
         return "met" if self.ridge >= self.smallest_ridge else "not met"
 
     def __str__(self) -> str:
-        rows = {"columns": _draws(self.n_landmarks, "l / Σ l", self.score_fidelity)}
+        rows = {"columns": _draws(self.n_landmarks, self.drawn_by, self.score_fidelity)}
         if not self.promises:
             return _table(3, rows | {"promise": "none: too few draws"})
         asked = "" if self.smallest_ridge is None else f": ridge ≥ {self.smallest_ridge:.4g}"
@@ -247,6 +250,22 @@ def columns_for_risk_uniform(
         effective_dimension=dimension, n_rows=n_rows, epsilon=epsilon, failure_probability=failure_probability,
         score_fidelity=min(1.0, dimension / largest),
     )  # fmt: skip
+
+
+def columns_for_risk_by_upper_ends(
+    *, upper_sum: float, n_rows: int, epsilon: float, failure_probability: float
+) -> RiskGuarantee:
+    """Compute how many columns drawn by upper ends u of the scores at λ ε keep the risk: ⌈8 (Σu + 1/6) log(n / ρ)⌉.
+
+    As p_i = u_i / Σu, d_eff / β is at most Σu, which stands for the effective dimension in the guarantee. Any bound of
+    d_eff / β will do, such as ``inflated_dimension`` in the ``score_fidelity`` of a certificate.
+
+    >>> columns_for_risk_by_upper_ends(upper_sum=50, n_rows=10**6, epsilon=0.1, failure_probability=0.01).n_landmarks
+    7393
+    """
+    total, epsilon = _number("upper_sum", upper_sum), _number("epsilon", epsilon)
+    count = _whole(8 * (total + 1 / 6) * _log_failures(n_rows, failure_probability, theorem=3))
+    return RiskGuarantee(count, epsilon, failure_probability, total, drawn_by="u / Σ u")
 
 
 def risk_inflation(

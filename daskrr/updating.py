@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from daskrr.arguments import Job, Options, prepare
+from daskrr.arguments import Job, Options, Target, prepare
 from daskrr.engine.feed import reporter
 from daskrr.engine.lease import Lease
 from daskrr.engine.passes import split, superblocks
@@ -24,8 +24,10 @@ from daskrr.identity import described_input, is_same
 from daskrr.jobs import Work, at_work, begin, summary_of, unfinished, unpacked
 from daskrr.jobstore import JobStore
 from daskrr.kernels import from_spec
+from daskrr.ledger import Ledger
 from daskrr.leverage import score_job
 from daskrr.numerics import histogram
+from daskrr.nystrom.certificates import Certificate
 from daskrr.nystrom.sums import Earlier
 from daskrr.result import LEVELS, LeverageResult
 
@@ -49,17 +51,19 @@ def update_scores(
 ) -> dict[str, Any]:
     """Score the rows of X, of which the first are those that ``output`` has scores of, and replace these as a whole.
 
-    Parameters are those of the published scores. With the landmarks as they were, pass 1 runs over the new rows alone
-    (and at most one block of old ones), and the bits are those of a run over all rows with the same landmarks; pass 2
-    runs over all rows, since every score depends on all of them, and finds out if an old one has changed. It survives
-    being killed as :func:`daskrr.score_to_zarr` does. Returns the summary that is stored with the result, with what
+    Parameters are those of the published scores, and so is the kernel, with a length scale that was measured. With the
+    landmarks as they were, pass 1 runs over the new rows alone (and at most one block of old ones), and the bits are
+    those of a run over all rows with the same landmarks; pass 2 runs over all rows, since every score depends on all of
+    them, and finds out if an old one has changed. With a tolerance, intervals rest on audit rows drawn anew among all
+    rows, and the failure probability is that of all updates together (:class:`daskrr.ledger.Ledger`). It survives being
+    killed as :func:`daskrr.score_to_zarr` does. Returns the summary that is stored with the result, with what
     has changed under ``"update"``.
 
     Parameters
     ----------
     refresh
-        Whether landmarks are drawn anew: ``"auto"`` if the certificate says that they no longer cover the rows, or
-        ``"always"``, or ``"never"``.
+        Whether landmarks are drawn anew: ``"auto"`` if they leave much more unexplained than before or no longer meet a
+        tolerance that they met when they were drawn, or ``"always"``, or ``"never"``.
     wait
         Wait for another job that holds the output, instead of failing.
     allow_functions
@@ -218,31 +222,34 @@ class Update:
             options,
         )  # fmt: skip
 
+    @cached_property
+    def ledger(self) -> Ledger:
+        """What the published scores and all before them have spent."""
+        return Ledger.from_record(self.known["ledger"])
+
     def _original(self) -> Job:
-        """The job as it was asked for, over all rows."""
+        """The job as it was asked for, over all rows, with the kernel as it was found to be."""
         if not isinstance(self.wanted["options"]["sampling"], str):
             raise InvalidParameter(
                 f"{self.store} was scored with landmarks or probabilities that were given, so that new ones cannot be "
                 "drawn. Keep them with refresh='never' (--refresh never), or score anew with --overwrite."
             )
-        return self._prepared(self.wanted["kernel"], self.wanted["n_landmarks"], self._options())
+        return self._prepared(self._kernel, self.wanted["n_landmarks"], self._options())
+
+    @property
+    def _kernel(self) -> Any:
+        """With every parameter resolved: scores with another length scale are no update of these."""
+        return self.known["summary"]["parameters"]["kernel"]
 
     def _kept_job(self, base: dict[str, Any]) -> Job:
         """The job with the landmarks as they were."""
-        summary = self.known["summary"]
+        options = self._options()
         given = replace(
-            self._options(), sampling=base["indices"], tolerance=None, absolute_tolerance=None, max_landmarks=None,
-            certify=summary["parameters"]["certify"], block_rows=self.known["block_rows"],
+            options, sampling=base["indices"], tolerance=None, absolute_tolerance=None, max_landmarks=None,
+            certify=options.certify or self.ledger.chooses, block_rows=self.known["block_rows"],
         )  # fmt: skip
-        job = self._prepared(summary["parameters"]["kernel"], None, given)
-        if "tolerance" not in summary:
-            return job
-        return replace(job, target=self._original().target, looks=self._looks)
-
-    @property
-    def _looks(self) -> int:
-        """How many certificates have had a say by now; only those of a tolerance have."""
-        return self.known["looks"] + ("tolerance" in self.known["summary"])
+        job = replace(self._prepared(self._kernel, None, given), ledger=self.ledger)
+        return replace(job, target=self._original().target) if self.ledger.chooses else job
 
     def _earlier(self, job: Job, base: dict[str, Any]) -> Earlier | None:
         """What the published run has left, if this one rounds and cuts the rows as it did."""
@@ -267,7 +274,7 @@ class Update:
         job = self._kept_job(base)
         earlier = self._earlier(job, base)
         generation, seed = begin(self.store, lease, self.wanted, job, "update")
-        with Work(self.store, generation, lease, self.wanted, seed, report, job.looks) as work:
+        with Work(self.store, generation, lease, self.wanted, seed, report) as work:
             result = score_job(job, work.report, work.journal, earlier, self._pace(job, base))
             coverage = self._coverage(result)
             reason = self._why_refresh(job, result, coverage, work.report) if may_refresh else ""
@@ -275,12 +282,15 @@ class Update:
                 work.forget()
                 return reason, coverage
             summed = self.rows.n_rows - (0 if earlier is None else self._summed(job, earlier))
-            return work.publish(result, self.n_before, partial(self._drift, "", summed, coverage))
+            drift = partial(self._drift, "", summed, coverage)
+            return work.publish(result, self.n_before, partial(self._kept_facts, job, result, drift))
 
     def _pace(self, job: Job, base: dict[str, Any]) -> Pace:
-        """That of the published run, which any of its rounds may have been; see :func:`grow_until_tight`."""
-        share = 1 if job.target is None else len(job.target.sizes) * (1 + job.looks)
-        return Pace(base["round"], 0, job.failure_probability / share, base["audit_rows"])
+        """That of the published run, with an audit of its own where audits choose."""
+        return Pace(
+            round=base["round"], following=0, audit_rows=base["audit_rows"], ledger=job.ledger,
+            audit_apart=job.ledger.chooses,
+        )  # fmt: skip
 
     def _summed(self, job: Job, earlier: Earlier) -> int:
         """Rows that need not be summed again."""
@@ -300,19 +310,37 @@ class Update:
             )
         if job.target is None:
             return ""
-        found = verdict(job.target, job.settings, result.measure(report), result.summary["distinct_landmarks"])
-        result.summary |= {"tolerance": found}
-        if found["met"] or not self.known["summary"]["tolerance"]["met"]:
+        found = self._verdict(job, job.target, result.measure(report), result)
+        if found["met"] or not found["met_when_drawn"]:
             return ""
         return f"with the landmarks as they were {found['misses']:,} rows would be wider than the tolerance allows"
 
+    def _verdict(self, job: Job, target: Target, certificate: Certificate, result: LeverageResult) -> dict[str, Any]:
+        met_when_drawn = self.known["summary"]["tolerance"]["met_when_drawn"]
+        return verdict(target, job.settings, certificate, result.summary["distinct_landmarks"], met_when_drawn)
+
+    def _kept_facts(
+        self, job: Job, result: LeverageResult, drift: Callable[..., Any], summary: dict[str, Any], counts: Any
+    ) -> dict[str, Any]:
+        """What is told of landmarks that were kept: what has changed, and whether the tolerance is met."""
+        facts = {"update": drift(summary, counts)}
+        if job.target is None:
+            return facts
+        found = self._verdict(job, job.target, result.certificate, result)
+        if not found["met"]:
+            log.warning(found["text"])
+        return facts | {"tolerance": found}
+
     def _refresh(self, lease: Lease, report: Reporter, reason: str, coverage: Coverage | None) -> dict[str, Any]:
         """Run the job anew over all rows."""
-        job = replace(self._original(), looks=self._looks)
+        # The next number belongs to the audit of the landmarks as they were, whether it took place or not.
+        ledger = self.ledger.after_audit() if self.ledger.chooses else self.ledger
+        job = replace(self._original(), ledger=ledger)
         generation, seed = begin(self.store, lease, self.wanted, job, "refresh")
-        with Work(self.store, generation, lease, self.wanted, seed, report, job.looks) as work:
+        drift = partial(self._drift, reason, self.rows.n_rows, coverage)
+        with Work(self.store, generation, lease, self.wanted, seed, report) as work:
             result = score_job(job, work.report, work.journal)
-            return work.publish(result, self.n_before, partial(self._drift, reason, self.rows.n_rows, coverage))
+            return work.publish(result, self.n_before, lambda summary, counts: {"update": drift(summary, counts)})
 
     def _drift(
         self, reason: str, summed: int, coverage: Coverage | None, summary: dict[str, Any], counts: NDArray[np.int64]

@@ -1,6 +1,7 @@
 """The audit: the largest eigenvalue of what the landmarks leave unexplained, never underestimated."""
 
 import math
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -10,11 +11,11 @@ from strategies import sigmoid
 from threadpoolctl import threadpool_limits
 
 import daskrr
-from daskrr import exact
+from daskrr import exact, fitting
 from daskrr.errors import DaskrrError
 from daskrr.kernels import Gaussian, Laplacian, Linear, Matern, Polynomial
 from daskrr.numerics.reservoir import Order
-from daskrr.nystrom.audit import audit_draws, confirmed_largest_eigenvalue, probe_draw
+from daskrr.nystrom.audit import audit_draws, confirmed_largest_eigenvalue, draw_apart, probe_draw
 from daskrr.nystrom.rounds import landmark_draw
 from daskrr.nystrom.sampling import child
 
@@ -96,6 +97,31 @@ def test_confirmed_largest_eigenvalue__of_one_entry(n):
     H[7, 7] = 3.0
     assert 3.0 <= check_eigenvalue(H) <= 3.03
     assert check_eigenvalue(np.eye(n)) >= 1.0
+
+
+# --- The draws ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tiles", ["float64", "float32"])
+@pytest.mark.parametrize("kernel", [Gaussian(0.8), Linear() + Gaussian(0.5)], ids=repr)
+def test_draw_apart__has_the_rows_that_pass_1_would_have_drawn(kernel, tiles, monkeypatch):
+    pairs, made = [], fitting.audit
+
+    def drawn_twice(run, sketch, first, size, failure_probability, seed, stream):
+        apart = draw_apart(run, sketch, first, audit_draws(seed, stream, size))
+        pairs.append([run.executor.value(one.drawn) for one in (first, apart)])
+        return made(run, sketch, apart, size, failure_probability, seed, stream)
+
+    monkeypatch.setattr(fitting, "audit", drawn_twice)
+    options = {"sampling": "uniform", "audit_rows": 70, "dtype": tiles, "block_rows": 32}
+    found = certified(rows(200), kernel, 1e-2, 20, **options)
+    monkeypatch.undo()
+    ((during, after),) = pairs
+    for name in ("audit", "background"):
+        for field in fields(during[name]):
+            ours, theirs = (getattr(one[name], field.name) for one in (after, during))
+            np.testing.assert_allclose(ours, theirs, rtol=1e-12 if field.name == "total" else 0)
+    assert found.audit == certified(rows(200), kernel, 1e-2, 20, **options).audit
 
 
 # --- The deviation ------------------------------------------------------------------------------------

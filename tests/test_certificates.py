@@ -1,6 +1,7 @@
 """Certified intervals from end to end: they contain the exact scores, and the certificate says how wide they are."""
 
 import json
+from dataclasses import asdict
 
 import dask
 import numpy as np
@@ -14,7 +15,9 @@ from threadpoolctl import threadpool_limits
 import daskrr
 from daskrr import exact, theory
 from daskrr.errors import CheckFailed, NotCertified, RidgeTooSmall
+from daskrr.jobstore import open_published
 from daskrr.kernels import Bernoulli, Cosine, Gaussian, Laplacian, Linear, Matern, Polynomial
+from daskrr.nystrom import rounds as landmark_rounds
 from daskrr.nystrom.certificates import WIDTH_EDGES, Goal
 
 U64 = 2.0**-53
@@ -357,7 +360,10 @@ def test_certificate__agrees_with_the_arrays(ridges, sampling):
     if sampling in ("given", "residual"):
         assert found.score_fidelity is None
     else:
-        assert all(0 < one <= 1 for one in found.score_fidelity)
+        expected = [1e-1 * min(ridges)] if sampling == "leverage" else ridges
+        assert [one.ridge for one in found.score_fidelity] == pytest.approx(expected)
+        assert all(0 < one.beta <= 1 for one in found.score_fidelity)
+        assert all(str(one) in str(found) for one in found.score_fidelity)
 
 
 @pytest.mark.parametrize("tiles", ["float64", "float32"])
@@ -385,9 +391,36 @@ def test_certificate__never_promises_more_fidelity_than_there_is(kernel, samplin
     result = certified(X, kernel, [1e-1, 1e-2], 80, sampling=chosen)
     for found, scores in zip(result.certificate.score_fidelity, oracle(X, kernel, [1e-1, 1e-2]).T, strict=True):
         true = theory.score_fidelity(probabilities, scores)
-        assert 0 < found <= true * (1 + 1e-9)
+        assert 0 < found.beta <= true * (1 + 1e-9)
+        assert found.inflated_dimension >= np.max(scores / probabilities) * (1 - 1e-9)
+        assert (found.draws, found.failure_probability) == (80, 1e-6)
         _, _, lower, upper = arrays(result)
-        assert found >= true * (lower / upper).min() ** 2 * (1 - 1e-9)
+        assert found.beta >= true * (lower / upper).min() ** 2 * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("sketch_ridge", [None, 1e-4])
+@pytest.mark.parametrize("epsilon", [0.5, 0.01])
+@pytest.mark.parametrize("kernel", [Gaussian(0.5), Linear() + Gaussian(0.5)], ids=repr)
+def test_certificate__of_draws_by_upper_ends_speaks_of_the_ridge_that_they_were_drawn_at(
+    kernel, epsilon, sketch_ridge, monkeypatch
+):
+    X, drawn, draw = mixed_rows(120), [], landmark_rounds.draw_weighted
+
+    def noted(run, weighing, *arguments):
+        drawn.append(np.concatenate(run.executor.values(weighing.handles)))
+        return draw(run, weighing, *arguments)
+
+    monkeypatch.setattr(landmark_rounds, "draw_weighted", noted)
+    result = certified(X, kernel, [1e-1, 1e-2], 80, sampling="leverage", epsilon=epsilon, sketch_ridge=sketch_ridge)
+    (found,), (ends,) = result.certificate.score_fidelity, drawn
+    scores = oracle(X, kernel, [1e-2 * epsilon])[:, 0]
+    assert found.ridge == 1e-2 * epsilon
+    assert found.draws == (60 if sketch_ridge is None else 80)
+    assert 0 < found.beta <= theory.score_fidelity(ends / ends.sum(), scores)
+    assert ends.sum() < found.inflated_dimension <= ends.sum() * (1 + 1e-9)
+    assert scores.sum() / found.beta >= found.inflated_dimension * (1 - 1e-9)
+    assert (scores <= ends).all()
+    assert json.loads(json.dumps(result.certificate.to_dict()))["score_fidelity"] == [asdict(found)]
 
 
 def test_certificate__of_draws_without_replacement_speaks_of_no_fidelity():
@@ -422,7 +455,7 @@ def test_certificate__is_stored_with_the_ends(tmp_path):
     result = certified(X, Gaussian(1.0), [1e-2, 1e-3], 20, block_rows=30)
     summary = result.store(tmp_path / "out.zarr", progress=False)
     assert summary["certificate"] == certified(X, Gaussian(1.0), [1e-2, 1e-3], 20, block_rows=30).certificate.to_dict()
-    group = daskrr.jobstore.open_published(tmp_path / "out.zarr")
+    group = open_published(tmp_path / "out.zarr")
     for name, values in zip(("scores", "estimate", "lower", "upper"), arrays(result), strict=True):
         np.testing.assert_array_equal(group[name][...], values)
 

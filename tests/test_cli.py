@@ -588,6 +588,18 @@ class TestScoreInWords:
         assert table.splitlines()[1].split()[0] == str(highest)
         assert f"{end:.3e}" in table.splitlines()[1]
 
+    def test_draws_by_upper_ends_are_told_with_their_ridge(self, points, tmp_path):
+        arguments = ["--certify", "--sampling", "leverage", "--epsilon", "0.1", "--seed", 0, "--quiet"]
+        result = invoke("score", points, tmp_path / "o.zarr", *MODEL, *arguments)
+        assert result.exit_code == 0, result.stderr
+        (found,) = zarr.open_group(tmp_path / "o.zarr", mode="r").attrs["daskrr"]["certificate"]["score_fidelity"]
+        expected = (
+            f"At ridge 0.0001, {found['draws']} landmarks were drawn with at least {found['beta']:.3g} times the "
+            "probabilities that the exact scores give"
+        )
+        assert expected in result.stdout
+        assert expected in " ".join(wording.certificate(daskrr.open_scores(tmp_path / "o.zarr").summary))
+
     def test_wide_intervals_come_with_advice(self, points, tmp_path):
         arguments = [*MODEL[:-1], "5", "--certify", "--failure-probability", "0", "--seed", 0, "--quiet"]
         result = invoke("score", points, tmp_path / "o.zarr", *arguments)

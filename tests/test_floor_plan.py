@@ -24,9 +24,10 @@ MAY_IMPORT = {
     "aggregates": LIBRARY | {"top"},
     "pictures": {"errors", "aggregates", "top"},
     "dimensions": LIBRARY,
-    "result": LIBRARY | {"dimensions", "receipts", "top", "aggregates", "pictures"},
-    "arguments": LIBRARY,
-    "fitting": LIBRARY | {"result", "arguments"},
+    "ledger": set(),
+    "result": LIBRARY | {"ledger", "dimensions", "receipts", "top", "aggregates", "pictures"},
+    "arguments": LIBRARY | {"ledger"},
+    "fitting": LIBRARY | {"ledger", "result", "arguments"},
     "growth": LIBRARY | {"result", "arguments", "fitting"},
     "leverage": LIBRARY | {"result", "arguments", "fitting", "growth"},
     "regression": LIBRARY | {"result", "arguments", "growth", "aggregates", "pictures"},
@@ -34,7 +35,8 @@ MAY_IMPORT = {
     "jobstore": {"errors", "engine"},
     "samples": LIBRARY | {"result", "arguments", "jobstore"},
     "jobs": LIBRARY | {"receipts", "result", "arguments", "fitting", "leverage", "identity", "jobstore"},
-    "updating": LIBRARY | {"result", "arguments", "fitting", "growth", "leverage", "identity", "jobs", "jobstore"},
+    "updating": LIBRARY
+    | {"ledger", "result", "arguments", "fitting", "growth", "leverage", "identity", "jobs", "jobstore"},
     "outputs": LIBRARY | {"top", "jobstore", "aggregates", "pictures"},
     "scoring": LIBRARY | {"top", "arguments", "jobs", "jobstore"},
     "apps": LIBRARY

@@ -16,11 +16,13 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from strategies import as_zarr
 
 import daskrr
-from daskrr import NystromKernelRidge, NystromKernelRidgeCV, NystromTransformer
+from daskrr import NystromKernelRidge, NystromKernelRidgeCV, NystromTransformer, fitting
 from daskrr.errors import InvalidData, InvalidParameter, RidgeTooSmall, SourceUnreachable
 from daskrr.kernels import Gaussian, Linear, Matern
 from daskrr.numerics.reservoir import Order
+from daskrr.nystrom import audit, rounds
 from daskrr.nystrom.sampling import child
+from daskrr.regression import training
 
 KERNEL, RIDGE = Matern(1.5, 1.5), 1e-3
 RIDGES = (1e-4, 1e-2, 1.0)
@@ -229,6 +231,32 @@ def test_partial_fit__certifies_all_rows(seed):
     assert exact <= model.risk_inflation_.factor < 10 * exact
     assert model.risk_inflation_.failure_probability == 2e-6
     assert fitted(X[:120], y[:120], certify=False).partial_fit(X[120:], y[120:]).risk_inflation_ is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sampling": "leverage", "n_landmarks": 40},
+        {"sampling": "residual", "n_landmarks": 40},
+        {"sampling": "residual", "tolerance": 0.5, "max_landmarks": 200},
+    ],
+    ids=["leverage", "residual", "tolerance"],
+)
+def test_partial_fit__audits_with_rows_of_a_stream_that_nothing_has_seen(options, tmp_path, monkeypatch):
+    X, y, _ = data(400)
+    streams, draws = [], audit.audit_draws
+
+    def noted(seed, stream, size):
+        streams.append((seed, stream))
+        return draws(seed, stream, size)
+
+    for module in (fitting, rounds, training):
+        monkeypatch.setattr(module, "audit_draws", noted)
+    model = NystromKernelRidge(KERNEL, RIDGE, random_state=0, **options).fit(X[:250], y[:250])
+    model.partial_fit(X[250:300], y[250:300]).partial_fit(X[300:350], y[300:350]).save(tmp_path / "model")
+    assert daskrr.load(tmp_path / "model").partial_fit(X[350:], y[350:]).risk_inflation_.failure_probability == 4e-6
+    assert len(streams) >= 4
+    assert len(set(streams)) == len(streams)
 
 
 def test_partial_fit__does_not_change_what_was_made_before():

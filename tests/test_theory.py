@@ -142,6 +142,15 @@ def test_columns_for_risk__are_the_formula():
     assert found.published_failure_probability == 0.02
 
 
+@given(dimension=st.floats(0.01, 300), beta=fidelities)
+def test_columns_for_risk_by_upper_ends__need_the_sum_of_these_alone(dimension, beta):
+    found = theory.columns_for_risk_by_upper_ends(**RISK, upper_sum=dimension / beta, epsilon=0.1)
+    expected = theory.columns_for_risk(**RISK, effective_dimension=dimension, epsilon=0.1, score_fidelity=beta)
+    assert abs(found.n_landmarks - expected.n_landmarks) <= 1 + 1e-9 * expected.n_landmarks
+    assert found.risk_ratio == expected.risk_ratio
+    assert "β u / Σ u, β = 1" in str(found)
+
+
 @given(n_rows=row_counts, rho=small_probabilities, beta=fidelities, n_landmarks=st.integers(1, 10**9))
 def test_effective_dimension_covered__is_undone_by_columns_for_risk(n_rows, rho, beta, n_landmarks):
     draw = {"n_rows": n_rows, "failure_probability": rho, "score_fidelity": beta}
@@ -305,6 +314,7 @@ CASES = {
     theory.score_accuracy: SCORES | {"n_landmarks": 10},
     theory.columns_for_risk: RISK | {"effective_dimension": 5.0, "epsilon": 0.1},
     theory.columns_for_risk_uniform: RISK | {"effective_dimension": 5.0, "epsilon": 0.1},
+    theory.columns_for_risk_by_upper_ends: RISK | {"upper_sum": 5.0, "epsilon": 0.1},
     theory.bias_inflation: {"sketch_ridge": 1.0, "ridge": 1.0, "deviation": 0.5},
     theory.sketch_ridge_for_bias: {"factor": 2.0, "ridge": 1.0, "deviation": 0.5},
     theory.columns_for_deviation: MATRIX | {"deviation": 0.5, "failure_probability": 0.01},
@@ -331,6 +341,7 @@ GUARANTEES = [theory.bias_inflation, theory.columns_for_deviation, theory.column
         (theory.columns_for_risk, {"score_fidelity": 1.1}, "score_fidelity must be a number above 0 and at most 1"),
         (theory.columns_for_risk, {"largest_eigenvalue": 1.0, "smallest_score": 1.5}, "smallest_score .* at most 1"),
         (theory.columns_for_risk_uniform, {"max_degrees_of_freedom": 4.0}, "effective_dimension must be .* at most 4"),
+        (theory.columns_for_risk_by_upper_ends, {"upper_sum": 0.0}, "upper_sum must be a number above 0"),
         (theory.bias_inflation, {"deviation": 1.0}, "deviation must be a number above 0 and below 1"),
         (theory.sketch_ridge_for_bias, {"factor": 1.0}, "factor must be a number above 1"),
         (theory.columns_for_deviation, {"largest": 3.1}, "largest must be a number above 0 and at most 3, got 3.1"),

@@ -1,6 +1,7 @@
 """Scores of a growing input: pass 1 over the new rows alone, and landmarks drawn anew where they no longer do."""
 
 import itertools
+import math
 import tempfile
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from hypothesis import strategies as st
 from strategies import as_zarr
 
 import daskrr
-from daskrr import jobs, outputs
+from daskrr import fitting, jobs, outputs
 from daskrr.engine import passes
 from daskrr.engine.records import Records
 from daskrr.errors import InputGrown, InvalidData, InvalidParameter, SourceChanged
 from daskrr.kernels import Gaussian
+from daskrr.ledger import Ledger
 from daskrr.numerics import histogram
 
 KERNEL = Gaussian(1.5)
@@ -167,6 +169,140 @@ def test_update__keeps_a_tolerance_or_draws_landmarks_until_it_is_met(tmp_path):
     found = daskrr.open_scores(tmp_path / "out.zarr")
     assert (found["lower"][:] <= exact).all()
     assert (exact <= found["upper"][:]).all()
+
+
+@pytest.fixture
+def audits(monkeypatch):
+    """Every audit that is made: its stream, its share of the failure probability, and the bound that it found."""
+    made, audit = [], fitting.audit
+
+    def noted(run, sketch, first, size, failure_probability, seed, stream):
+        found = audit(run, sketch, first, size, failure_probability, seed, stream)
+        made.append((stream, failure_probability, found.delta))
+        return found
+
+    monkeypatch.setattr(fitting, "audit", noted)
+    return made
+
+
+def ledger_of(output):
+    return Ledger.from_record(jobs.JobStore(output).committed["ledger"])
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [("never", "auto", "auto"), ("auto", "never", "always", "auto"), ("always", "never", "never", "auto")],
+    ids=", ".join,
+)
+def test_update__forgets_neither_a_tolerance_nor_what_was_spent(paths, audits, tmp_path):
+    rows = np.vstack([data(400, 2), data(60, 2, seed=1), data(60, 2, offset=30.0)])
+    sizes = [400, *np.linspace(420, len(rows), len(paths), dtype=int)]
+    X = stored(tmp_path, rows[:400])
+    summary = score(X, tmp_path / "out.zarr", None, tolerance=0.3, max_landmarks=400)
+    numbers = [ledger_of(tmp_path / "out.zarr").audits]
+    for path, (before, now) in zip(paths, itertools.pairwise(sizes), strict=True):
+        append(X, rows[before:now])
+        summary = update(X, tmp_path / "out.zarr", refresh=path)
+        assert summary["tolerance"]["relative"] == 0.3
+        assert summary["certificate"]["failure_probability"] == 1e-6
+        assert summary["ledger"] == ledger_of(tmp_path / "out.zarr").to_record()
+        assert summary["ledger"]["spent"] < 1e-6
+        numbers.append(ledger_of(tmp_path / "out.zarr").audits)
+        exact = daskrr.exact.leverage_scores(rows[:now], KERNEL, 1e-2)
+        found = daskrr.open_scores(tmp_path / "out.zarr")
+        assert (found["lower"][:] <= exact).all()
+        assert (exact <= found["upper"][:]).all()
+    assert summary["tolerance"]["met"]
+    assert numbers == sorted(set(numbers))
+    streams = [stream for stream, _, _ in audits]
+    assert len(set(streams)) == len(streams)
+    assert max(streams) < numbers[-1]
+    assert math.fsum(share for _, share, _ in audits) <= summary["ledger"]["spent"] * (1 + 1e-12)
+
+
+def test_update__draws_anew_once_it_may_where_kept_landmarks_missed_the_tolerance(tmp_path, caplog):
+    rows = np.vstack([data(400, 2), data(60, 2, offset=30.0), data(20, 2, seed=1)])
+    X = stored(tmp_path, rows[:400])
+    score(X, tmp_path / "out.zarr", None, tolerance=0.3, max_landmarks=400)
+    append(X, rows[400:460])
+    kept = update(X, tmp_path / "out.zarr", refresh="never")
+    assert (kept["tolerance"]["met"], kept["tolerance"]["met_when_drawn"]) == (False, True)
+    assert kept["tolerance"]["text"] in caplog.messages
+    append(X, rows[460:])
+    drawn = update(X, tmp_path / "out.zarr")
+    assert "wider than the tolerance allows" in drawn["update"]["reason"]
+    assert drawn["tolerance"]["met"]
+
+
+def test_update__does_not_draw_anew_for_a_tolerance_that_could_not_be_met(tmp_path):
+    rows = data(460, 4)
+    X = stored(tmp_path, rows[:400])
+    first = score(X, tmp_path / "out.zarr", None, tolerance=1e-9, max_landmarks=128)
+    assert first["tolerance"]["met_when_drawn"] is False
+    for before, now in ((400, 430), (430, 460)):
+        append(X, rows[before:now])
+        found = update(X, tmp_path / "out.zarr")
+        assert (found["update"]["refreshed"], found["tolerance"]["met"]) == (False, False)
+
+
+@pytest.mark.parametrize("offset", [0.0, 30.0], ids=["kept", "drawn anew"])
+@pytest.mark.parametrize("stage", ["pass 1", "pass 2"])
+def test_update__makes_an_audit_again_that_was_made_and_not_committed(offset, stage, audits, tmp_path):
+    rows = np.vstack([data(300, 2), data(60, 2, offset=offset)])
+    for name in ("killed", "whole"):
+        score(rows[:300], tmp_path / name, None, tolerance=0.3, max_landmarks=300)
+    first = len(audits) // 2
+    del audits[: first + first]
+
+    def stop(event):
+        if event.stage.startswith(stage) and audits:
+            raise Stop
+
+    with pytest.raises(Stop):
+        update(rows, tmp_path / "killed", progress=stop)
+    made = len(audits)
+    update(rows, tmp_path / "killed")
+    again = audits[made:]
+    del audits[:]
+    update(rows, tmp_path / "whole")
+    assert made
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+    assert ledger_of(tmp_path / "killed") == ledger_of(tmp_path / "whole")
+    assert again[-1] == audits[-1]
+
+
+def test_update__without_a_tolerance_spends_all_that_was_asked_each_time(audits, tmp_path):
+    rows = data(500)
+    for now, path in ((400, None), (430, "never"), (460, "always"), (500, "auto")):
+        if path is None:
+            score(rows[:now], tmp_path / "out.zarr")
+        else:
+            update(rows[:now], tmp_path / "out.zarr", refresh=path)
+        assert audits[-1][:2] == (0, 1e-6)
+        assert ledger_of(tmp_path / "out.zarr").spent == 1e-6
+
+
+def test_update__without_chance_spends_nothing(audits, tmp_path):
+    rows = data(440, 2)
+    score(rows[:400], tmp_path / "out.zarr", None, tolerance=0.5, max_landmarks=400, failure_probability=0)
+    for now, path in ((420, "never"), (440, "always")):
+        summary = update(rows[:now], tmp_path / "out.zarr", refresh=path)
+        assert summary["tolerance"]["met"]
+        assert summary["ledger"]["spent"] == summary["certificate"]["failure_probability"] == 0
+    assert {share for _, share, _ in audits} == {0.0}
+
+
+@pytest.mark.parametrize("refresh", ["always", "never"])
+def test_update__keeps_a_length_scale_that_was_measured(refresh, tmp_path):
+    rows = np.vstack([data(300), data(300, seed=1) * 3.0])
+    first = daskrr.score_to_zarr(rows[:300], tmp_path / "out.zarr", Gaussian("median"), 1e-2, 60, **OPTIONS)
+    found = update(rows, tmp_path / "out.zarr", refresh=refresh)
+    assert found["update"]["refreshed"] == (refresh == "always")
+    assert found["parameters"]["kernel"] == first["parameters"]["kernel"]
+    exact = daskrr.exact.leverage_scores(rows, daskrr.kernels.from_spec(first["parameters"]["kernel"]), 1e-2)
+    scores = daskrr.open_scores(tmp_path / "out.zarr")
+    assert (scores["lower"][:] <= exact).all()
+    assert (exact <= scores["upper"][:]).all()
 
 
 def test_update__of_unchanged_input_does_nothing(tmp_path, monkeypatch):

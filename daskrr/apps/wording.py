@@ -83,7 +83,17 @@ def _intervals(certificate: Mapping[str, Any], failure_probability: float) -> st
     for ridge, (low, high), deviation, median, most in zip(*(certificate[name] for name in names), strict=True):
         widths = f"{_bounded(deviation):>10}  {_bounded(median):>12}  {_bounded(most):>10}"
         lines.append(f"{ridge:>12g}  {f'{low:.6g} – {high:.6g}':>24}  {widths}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_fidelity(certificate)])
+
+
+def _fidelity(certificate: Mapping[str, Any]) -> list[str]:
+    """What Theorem 3 needs to know of the probabilities that landmarks were drawn by, a sentence for every ridge."""
+    return [
+        f"At ridge {one['ridge']:g}, {one['draws']:,} landmarks were drawn with at least {one['beta']:.3g} times the "
+        f"probabilities that the exact scores give, which inflate their sum to at most "
+        f"{_bounded(one['inflated_dimension'])}, {_chance(one['failure_probability'])}."
+        for one in certificate["score_fidelity"] or []
+    ]
 
 
 def _bounded(value: float | None) -> str:
@@ -215,7 +225,7 @@ def certificate(summary: Summary) -> list[str]:
             f"{low:.6g} and {high:.6g}. Half of the intervals are {_wide(median)}, 95 % of them {_wide(most)}: so much "
             "is the upper end above the lower one."
         )
-    return [*sentences, _basis(audit), *advice(summary)]
+    return [*sentences, _basis(audit), *_fidelity(found), *advice(summary)]
 
 
 def _wide(width: float | None) -> str:

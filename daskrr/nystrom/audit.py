@@ -5,7 +5,7 @@ K − L, whatever the landmarks are and at every ridge. The rows are drawn durin
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,18 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse.linalg import ArpackError, eigsh
 
-from daskrr.engine.passes import Run
+from daskrr.engine.passes import Run, task
+from daskrr.engine.progress import Stage
+from daskrr.engine.rows import pieces
 from daskrr.errors import CheckFailed
 from daskrr.kernels import Kernel
 from daskrr.numerics import blas
 from daskrr.numerics.algebra import sum_error
 from daskrr.numerics.bounds import Certainty, deviation_bound, kernel_noise
 from daskrr.numerics.gram import Draw, any_row, no_less_than_residual, whitened_rows
-from daskrr.numerics.reservoir import Order, Reservoir
+from daskrr.numerics.reservoir import Order, Reservoir, merge
+from daskrr.numerics.tiles import BlockReader
 from daskrr.nystrom.pass1 import FirstPass
 from daskrr.nystrom.reading import whitener_of
 from daskrr.nystrom.sampling import child, stream
-from daskrr.nystrom.sketch import NystromSketch
+from daskrr.nystrom.sketch import NystromSketch, kept_of
 
 AUDIT_ROWS = 2000
 # More rows make no better estimate, and cost.
@@ -81,6 +84,47 @@ def audit_draws(seed: int, round_number: int, size: int) -> dict[str, Draw]:
         "audit": Draw(residual, size, no_less_than_residual),
         "background": Draw(anything, size, any_row),
     }
+
+
+def draw_apart(run: Run, sketch: NystromSketch, first: FirstPass, draws: dict[str, Draw]) -> FirstPass:
+    """Draw rows by the residuals that pass 1 has kept, in a light pass over all rows; earlier draws are gone.
+
+    A pass 1 that goes on from the sums of fewer rows can only go on with the draws of those.
+    """
+    work = partial(_draw_block, sketch.kernel, sketch.residual_error, draws)
+    rows = run.rows.anew(f"audit-rows-{sketch.run}")
+    tasks = (
+        task("audit-rows", sketch.run, b.index, work, rows.source(b.start, b.stop), b.start, kept)
+        for b, kept in zip(run.blocks, first.kept, strict=True)
+    )
+    drawn: list[Any] = []
+    with Stage(run.report, "audit rows", len(run.blocks), run.rows.n_rows) as stage:
+        for block, part in run.executor.window(tasks, run.blocks):
+            run.executor.settle(drawn)
+            drawn = [run.executor.apply("join-audit-rows", _joined, *drawn, part)]
+            stage.advance(rows=block.n_rows)
+    return replace(first, drawn=drawn[0])
+
+
+def _draw_block(
+    kernel: Kernel, error: float, draws: dict[str, Draw], source: Any, start: int, kept: Any
+) -> dict[str, Reservoir]:
+    residual, reader = kept_of(kept).residual, BlockReader(pieces(source), start)
+    parts = []
+    for piece in reader:
+        first = reader.n_rows - len(piece)
+        known, allowed = residual[first : reader.n_rows], error * kernel.diagonal(piece)
+        parts.append(
+            {
+                name: Reservoir.of(draw.order, draw.size, draw.weigh(known, allowed), start + first, piece)
+                for name, draw in draws.items()
+            }
+        )
+    return _joined(*parts)
+
+
+def _joined(*parts: dict[str, Reservoir]) -> dict[str, Reservoir]:
+    return {name: merge([part[name] for part in parts]) for name in parts[0]}
 
 
 def probe_draw(seed: int, round_number: int) -> dict[str, Draw]:

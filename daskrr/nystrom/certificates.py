@@ -14,6 +14,7 @@ from daskrr.numerics.bounds import LOWER_BOUNDS, UPPER_BOUNDS, Certainty, Interv
 from daskrr.numerics.gram import Totals
 from daskrr.numerics.score import ScoredRows
 from daskrr.nystrom.audit import Audit
+from daskrr.nystrom.sampling import ScoreFidelity
 from daskrr.nystrom.sketch import NystromSketch
 
 # Widths upper/lower − 1 are counted in bins, whose edges are these; shares of rows are read off with their resolution.
@@ -155,7 +156,8 @@ class Certificate:
     Attributes
     ----------
     failure_probability
-        With at most this probability some exact score is outside its interval.
+        With at most this probability some exact score is outside its interval; with a tolerance, of all rounds and
+        updates of a job together.
     audit
         How ‖K − L‖ was bounded.
     deviation
@@ -175,7 +177,8 @@ class Certificate:
     roundoff_share
         Share of the width that is there for round-off.
     score_fidelity
-        Certified β of Theorem 3 of the probabilities that the landmarks were drawn by; None without such.
+        How well the probabilities that landmarks were drawn by follow the exact scores, at the ridge that each entry
+        names: every ridge of the run, or ridge·epsilon alone with ``sampling="leverage"``; None without probabilities.
     promised_epsilon
         What Theorem 4 would have promised for as many draws before they were made; infinite where nothing.
     """
@@ -195,7 +198,7 @@ class Certificate:
     upper_wins: list[dict[str, int]]
     lower_wins: list[dict[str, int]]
     roundoff_share: list[float]
-    score_fidelity: list[float] | None
+    score_fidelity: list[ScoreFidelity] | None
     promised_epsilon: list[float]
 
     def to_dict(self) -> dict[str, Any]:
@@ -216,6 +219,7 @@ class Certificate:
                 f"{self.median_width[i]:>8.2g}  {self.most_width[i]:>8.2g}  {self.relative_width[i]:.2g}"
             )
         lines.append("(widths are upper/lower − 1; the widest is among rows whose upper end reaches the floor)")
+        lines += map(str, self.score_fidelity or [])
         return "\n".join(lines)
 
 
@@ -251,8 +255,9 @@ def summarize(
     totals: Totals,
     widths: Widths,
     goal: Goal,
+    fidelity: ScoreFidelity | None = None,
 ) -> Certificate:
-    """Put an audit and the widths of all rows together."""
+    """Put an audit and the widths of all rows together, with the fidelity of the draws where that is known already."""
     if sketch.certainty is None:
         raise RuntimeError("this sketch was fitted without an audit")
     n, shifts = sketch.n_rows, sketch.shifts
@@ -263,7 +268,6 @@ def summarize(
             dimension_bounds(sketch, found, dimensions), widths.lower_sum, widths.upper_sum, strict=True
         )
     ]
-    fidelity = [float(min(chance * low, 1.0)) for chance, (low, _) in zip(widths.chance, intervals, strict=True)]
     return Certificate(
         ridges=list(sketch.ridges),
         failure_probability=found.failure_probability,
@@ -285,11 +289,26 @@ def summarize(
             float(max(0.0, 1.0 - bare / whole)) if whole > 0 else 0.0
             for bare, whole in zip(widths.exact_width, widths.width, strict=True)
         ],
-        score_fidelity=None if np.isnan(widths.chance).any() else fidelity,
+        score_fidelity=_fidelities(sketch, found, widths, intervals) if fidelity is None else [fidelity],
         promised_epsilon=[
             _promised(sketch, totals.diagonal, ridge, found.failure_probability) for ridge in sketch.ridges
         ],
     )
+
+
+def _fidelities(
+    sketch: NystromSketch, found: Audit, widths: Widths, dimensions: Sequence[tuple[float, float]]
+) -> list[ScoreFidelity] | None:
+    """At every ridge, by the smallest p_i/upper_i; None where there are no probabilities."""
+    if np.isnan(widths.chance).any():
+        return None
+    return [
+        ScoreFidelity(
+            ridge=ridge, beta=min(chance * low, 1.0), inflated_dimension=1.0 / chance if chance else math.inf,
+            draws=sketch.landmarks.n_draws, failure_probability=found.failure_probability,
+        )
+        for ridge, chance, (low, _) in zip(sketch.ridges, widths.chance.tolist(), dimensions, strict=True)
+    ]  # fmt: skip
 
 
 def _promised(sketch: NystromSketch, trace: float, ridge: float, failure_probability: float) -> float:

@@ -20,7 +20,7 @@ from daskrr.numerics.score import ScoredRows
 from daskrr.nystrom.audit import audit, audit_draws, certainty_of, residual_matrix
 from daskrr.nystrom.pass1 import Chosen, FirstPass, Settings, first_pass, whiten
 from daskrr.nystrom.reading import whitener_of
-from daskrr.nystrom.sampling import Landmarks, child, stream
+from daskrr.nystrom.sampling import Landmarks, ScoreFidelity, binary_scale, child, stream
 from daskrr.nystrom.selection import Weighing, draw_landmarks, draw_weighted, fetch_rows
 
 # Of the landmarks of "leverage" sampling, one in so many belongs to its first round.
@@ -31,6 +31,8 @@ CANDIDATES = 6
 ENOUGH_CANDIDATES = 2000
 CHOICE_SHARE = 0.02
 FIRST_ROUND_FAILURE = 1e-3
+# The stream of the audit of that round; what is drawn by it has an audit with another.
+FIRST_ROUND_STREAM = 1
 
 
 @dataclass(frozen=True)
@@ -196,17 +198,18 @@ def _by_leverage(run: Run, settings: Settings, scheme: Scheme) -> tuple[Chosen, 
     earlier = first_landmarks(run, settings, first_size, scheme.seed, replacement=False)
     if size == first_size and settings.sketch_ridge is None:
         return earlier, None
-    weighing = _weigh_by_upper(run, settings, scheme, earlier)
     # L_γ weighs each landmark by its probability, and those of the first round have none in this draw.
     keep = settings.sketch_ridge is None
-    landmarks = draw_weighted(run, weighing, size - first_size if keep else size, scheme.seed, 1, scheme.replacement)
+    draws = size - first_size if keep else size
+    weighing = _weigh_by_upper(run, settings, scheme, earlier, draws)
+    landmarks = draw_weighted(run, weighing, draws, scheme.seed, 1, scheme.replacement)
     X = fetch_rows(run, landmarks.indices, "sample-rows-again")
     if not keep:
         return Chosen(landmarks, X), weighing
     return join(run, earlier, landmarks.indices, landmarks.counts, X), weighing
 
 
-def _weigh_by_upper(run: Run, settings: Settings, scheme: Scheme, chosen: Chosen) -> Weighing:
+def _weigh_by_upper(run: Run, settings: Settings, scheme: Scheme, chosen: Chosen, draws: int) -> Weighing:
     ridge = settings.smallest * scheme.epsilon
     small = replace(settings, ridges=(ridge,), single=True, sketch_ridge=None, with_subset=False)
     try:
@@ -214,7 +217,7 @@ def _weigh_by_upper(run: Run, settings: Settings, scheme: Scheme, chosen: Chosen
         first = first_pass(
             run,
             sketch,
-            audit_draws(scheme.seed, 1, scheme.audit_rows),
+            audit_draws(scheme.seed, FIRST_ROUND_STREAM, scheme.audit_rows),
             title="first round, pass 1: gram",
             label="first-round",
         )
@@ -225,15 +228,34 @@ def _weigh_by_upper(run: Run, settings: Settings, scheme: Scheme, chosen: Chosen
             f"sampling='leverage' draws by scores at ridge·epsilon = {ridge:.3g}, where {error} Raise the ridge or "
             "epsilon, or use sampling='residual'."
         ) from None
-    # This round decides which rows are drawn, never what is certain about them: its failure harms no certificate.
-    found = audit(run, sketch, first, scheme.audit_rows, FIRST_ROUND_FAILURE, scheme.seed, 1)
+    # This round decides which rows are drawn, never what is certain about them: its failure harms no interval.
+    found = audit(run, sketch, first, scheme.audit_rows, FIRST_ROUND_FAILURE, scheme.seed, FIRST_ROUND_STREAM)
     sketch = replace(sketch, certainty=certainty_of(sketch, found, ridged["score_errors"]))
     payload = run.executor.hold(sketch.algebra.payload("scorer"))
-    tasks = sketch.score_tasks(payload, run.rows, run.blocks, first.kept, "first-round", _upper)
-    handles = run.collect("first round, pass 2: upper ends", tasks)
-    total = sum(run.executor.values([run.executor.apply("weights-sum", np.sum, handle) for handle in handles]))
-    return Weighing(handles, float(total))
+    tasks = sketch.score_tasks(payload, run.rows, run.blocks, first.kept, "first-round", _ends)
+    ends = run.collect("first round, pass 2: upper ends", tasks)
+    sums = run.executor.values([run.executor.apply("ends-sum", _sum_of_ends, handle) for handle in ends])
+    lower, upper = (math.fsum(column) for column in zip(*sums, strict=True))
+    handles = [run.executor.apply("upper-ends", _upper, handle) for handle in ends]
+    return Weighing(handles, upper, _fidelity(ridge, run.rows.n_rows, lower, upper, draws))
 
 
-def _upper(scored: ScoredRows, start: int) -> NDArray[np.float64]:
-    return scored.upper[:, 0]
+def _ends(scored: ScoredRows, start: int) -> NDArray[np.float64]:
+    return np.hstack([scored.lower, scored.upper])
+
+
+def _sum_of_ends(ends: NDArray[np.float64]) -> NDArray[np.float64]:
+    return ends.sum(axis=0)
+
+
+def _upper(ends: NDArray[np.float64]) -> NDArray[np.float64]:
+    return ends[:, 1].copy()
+
+
+def _fidelity(ridge: float, n_rows: int, lower: float, upper: float, draws: int) -> ScoreFidelity:
+    """Of draws by upper ends u, given Σ of both ends: u_i/p_i = Σu, but for round-off and integer weights."""
+    inflated = upper * (1.0 + 1e-12) + math.ldexp(n_rows, -binary_scale(1.0, n_rows))
+    return ScoreFidelity(
+        ridge=ridge, beta=min(lower * (1.0 - 1e-12) / inflated, 1.0), inflated_dimension=inflated, draws=draws,
+        failure_probability=FIRST_ROUND_FAILURE,
+    )  # fmt: skip

@@ -54,6 +54,39 @@ class Landmarks:
         return n_rows * sketch_ridge * self.n_draws * self.probabilities / self.counts
 
 
+@dataclass(frozen=True)
+class ScoreFidelity:
+    """How well probabilities of draws with replacement follow the exact scores l at one ridge, as Theorem 3 needs it.
+
+    Attributes
+    ----------
+    ridge
+        Of the scores. With ``sampling="leverage"`` it is λ·ε for the smallest ridge λ of the run, of which the theorem
+        speaks then; where rows were drawn by anything else it is a ridge of the run itself.
+    beta
+        Certified: p_i ≥ β·l_i/Σl for every row.
+    inflated_dimension
+        Certified: no less than Σl/β. It is the largest u_i/p_i for upper ends u, hence Σu where rows were drawn by u.
+        :func:`daskrr.theory.columns_for_risk_by_upper_ends` has how many draws suffice then, whatever β is.
+    draws
+        How many landmarks were drawn by these probabilities; those of an earlier round were not.
+    failure_probability
+        With at most this probability one of the two is wrong.
+    """
+
+    ridge: float
+    beta: float
+    inflated_dimension: float
+    draws: int
+    failure_probability: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.draws:,} draws with probabilities ≥ β·l/Σl at ridge {self.ridge:.3g}: β = {self.beta:.3g}, "
+            f"Σl/β ≤ {self.inflated_dimension:.6g} (failure probability {self.failure_probability:g})"
+        )
+
+
 def without_probabilities() -> InvalidParameter:
     """What to raise where the regularised approximation is asked of landmarks that have no probabilities."""
     return InvalidParameter(

@@ -23,7 +23,7 @@ from daskrr.numerics.reservoir import Order, Reservoir
 from daskrr.numerics.reservoir import merge as merge_reservoirs
 from daskrr.numerics.tiles import check_finite
 from daskrr.nystrom import sampling as draws
-from daskrr.nystrom.sampling import Landmarks
+from daskrr.nystrom.sampling import Landmarks, ScoreFidelity
 
 SCHEMES = ("residual", "leverage", "diagonal", "uniform")
 MEDIAN_SAMPLE = 1000
@@ -57,10 +57,14 @@ def check_sampling(sampling: Any, n_rows: int) -> str | NDArray[np.int64] | Rows
 
 @dataclass(frozen=True)
 class Weighing:
-    """Sampling weights of every row, on the workers: a handle for each block, and their sum."""
+    """Sampling weights of every row, on the workers: a handle for each block, and their sum.
+
+    ``fidelity`` is what is certain about draws by upper ends of scores.
+    """
 
     handles: Sequence[Any]
     total: float
+    fidelity: ScoreFidelity | None = None
 
 
 def draw_landmarks(

@@ -77,6 +77,8 @@ class Facts:
         How many there are.
     n_landmarks, rank, kernel_error
         Of W, on which round-off depends.
+    next_stream
+        The stream of audit rows that the audit of more rows draws from.
     """
 
     weight: float
@@ -90,6 +92,7 @@ class Facts:
     n_landmarks: int
     rank: int
     kernel_error: float
+    next_stream: int
 
 
 class KernelRidgeModel(RegressorMixin, SketchedEstimator):
@@ -162,6 +165,7 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
             n_landmarks=len(sketch.landmarks.indices),
             rank=sketch.rank,
             kernel_error=sketch.kernel_error,
+            next_stream=trained.next_stream,
         )
         self._algebra, self._deviation = trained.algebra, deviation
         self.ridge_ = float(ridge)
@@ -187,7 +191,8 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
         """Learn from more rows, with kernel, ridge and landmarks as they are; the first call is :meth:`fit`.
 
         The result is that of one fit to all rows with these landmarks. It takes one pass over the new rows alone. What
-        is certified afterwards allows for both parts, and the probabilities of failure add up.
+        is certified afterwards allows for both parts, each with audit rows of its own stream, and the probabilities of
+        failure add up.
         """
         if not hasattr(self, "_algebra"):
             return self.fit(X, y, sample_weight)
@@ -221,7 +226,9 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
             Landmarks(numbers, np.ones_like(numbers), None), f"{run.name}-fit", place, known.rank, numbers[:0],
             known.kernel_error,
         )  # fmt: skip
-        trained = take_sums(job, run, settings, weighed, sketch, np.array(known.origin), payload=payload)
+        trained = take_sums(
+            job, run, settings, weighed, sketch, np.array(known.origin), stream=known.next_stream, payload=payload
+        )  # fmt: skip
         mean = trained.first.totals.diagonal / sketch.n_rows
         height = trained.first.totals.height
         check_resolution(known.kernel_error, mean, self.ridge_, known.n_landmarks, height, settings.dtype)

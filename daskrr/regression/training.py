@@ -22,7 +22,7 @@ from daskrr.kernels.weighted import Weighted
 from daskrr.numerics.algebra import check_resolution
 from daskrr.nystrom.audit import audit, audit_draws
 from daskrr.nystrom.pass1 import Chosen, FirstPass, Settings, first_pass, whiten
-from daskrr.nystrom.rounds import choose_landmarks
+from daskrr.nystrom.rounds import FIRST_ROUND_STREAM, choose_landmarks
 from daskrr.nystrom.sampling import check_weights
 from daskrr.nystrom.selection import fetch_rows, weigh
 from daskrr.nystrom.sketch import Folds, NystromSketch, TargetRows
@@ -192,7 +192,12 @@ class Trained:
     origin: NDArray[np.float64]
     audit_rows: int
     seed: int
-    round_number: int
+    stream: int
+
+    @property
+    def next_stream(self) -> int:
+        """The stream of the next audit: neither this one nor any that had a say in the landmarks has drawn from it."""
+        return max(self.stream, FIRST_ROUND_STREAM) + 1
 
     @property
     def algebra(self) -> Algebra:
@@ -206,15 +211,21 @@ class Trained:
 
     def deviation(self, failure_probability: float) -> Deviation:
         """Audit the rows."""
-        found = audit(
-            self.run, self.sketch, self.first, self.audit_rows, failure_probability, self.seed, self.round_number
-        )  # fmt: skip
+        found = audit(self.run, self.sketch, self.first, self.audit_rows, failure_probability, self.seed, self.stream)
         return Deviation(found.delta, found.failure_probability)
 
 
 def audited_rows(job: Job) -> int:
     """Rows of the audit, if there is one."""
     return job.scheme.audit_rows if job.certify and job.failure_probability > 0 else 0
+
+
+def fresh_stream(job: Job) -> int:
+    """The stream of the first audit of chosen landmarks: no round that had a say in them has seen its rows.
+
+    So the audit may spend all that was asked for, and theirs cost nothing; see :class:`daskrr.ledger.Ledger`.
+    """
+    return 0 if job.target is None else len(job.target.sizes)
 
 
 def train(
@@ -226,10 +237,8 @@ def train(
     folds: Folds | None = None,
 ) -> Trained:
     """Choose landmarks and take the sums of rows and targets."""
-    # The landmarks of the last round have an audit of their own, with rows that no round has seen.
-    number = 0 if job.target is None else len(job.target.sizes)
     sketch, _ = whiten(run, f"{run.name}-fit", settings, choose(job, run, settings))
-    trained = take_sums(job, run, settings, data, sketch, origin, folds, number)
+    trained = take_sums(job, run, settings, data, sketch, origin, folds, fresh_stream(job))
     totals = trained.first.totals
     mean = totals.diagonal / sketch.n_rows
     check_resolution(sketch.kernel_error, mean, settings.resolved, sketch.rank, totals.height, settings.dtype)
@@ -244,17 +253,17 @@ def take_sums(
     sketch: NystromSketch,
     origin: NDArray[np.float64],
     folds: Folds | None = None,
-    number: int = 0,
+    stream: int = 0,
     payload: Any = None,
 ) -> Trained:
-    """Pass 1 with the targets, whose sums are added to those that the sketch has already."""
+    """Pass 1 with the targets, whose sums are added to those that the sketch has already; audits draw by a stream."""
     seed, audit_rows = job.scheme.seed, audited_rows(job)
     first = first_pass(
-        run, sketch, audit_draws(seed, number, audit_rows), title="fit: gram",
+        run, sketch, audit_draws(seed, stream, audit_rows), title="fit: gram",
         targets=TargetRows(data.targets, origin, folds), payload=payload,
     )  # fmt: skip
     sketch.algebra.perform("add_sums", first.gram, {"weighted": data.weighted, "origin": origin.tolist()})
-    return Trained(run, data, settings, sketch, first, origin, audit_rows, seed, number)
+    return Trained(run, data, settings, sketch, first, origin, audit_rows, seed, stream)
 
 
 def choose(job: Job, run: Run, settings: Settings) -> Chosen:

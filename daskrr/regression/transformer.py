@@ -21,7 +21,7 @@ from daskrr.nystrom.pass1 import first_pass, whiten
 from daskrr.nystrom.reading import whitener_of
 from daskrr.nystrom.selection import resolve_kernel
 from daskrr.regression.estimator import SketchedEstimator, all_or_nothing, given_kernel, started
-from daskrr.regression.training import Deviation, audited_rows, choose
+from daskrr.regression.training import Deviation, audited_rows, choose, fresh_stream
 
 
 class NystromTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SketchedEstimator):
@@ -127,7 +127,7 @@ class NystromTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Sket
             sketch, _ = whiten(run, f"{run.name}-features", settings, choose(job, run, settings))
             deviation = None
             if self.certify:
-                size, seed, number = audited_rows(job), job.scheme.seed, len(job.target.sizes) if job.target else 0
+                size, seed, number = audited_rows(job), job.scheme.seed, fresh_stream(job)
                 first = first_pass(run, sketch, audit_draws(seed, number, size), with_gram=False, title="residuals")
                 found = audit(run, sketch, first, size, job.failure_probability, seed, number)
                 deviation = Deviation(found.delta, found.failure_probability)
