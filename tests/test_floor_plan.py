@@ -15,7 +15,8 @@ MAY_IMPORT = {
     "theory": {"errors"},
     "synthetic": {"errors"},
     "kernels": {"errors"},
-    "exact": {"errors", "kernels"},
+    "spectra": {"errors", "kernels"},
+    "exact": {"errors", "kernels", "spectra"},
     "numerics": {"errors"},
     "engine": {"errors", "config", "numerics"},
     "nystrom": {"errors", "kernels", "numerics", "engine", "theory"},
@@ -53,7 +54,7 @@ MAY_IMPORT = {
         "aggregates",
         "pictures",
     },
-    "apps.wording": {"engine.progress.duration", "top.describe_rows"},
+    "apps.wording": {"engine.progress.duration", "engine.progress.interval", "top.describe_rows"},
 }
 FORBIDDEN = {
     "numerics": {"dask", "distributed", "zarr"},
