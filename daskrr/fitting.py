@@ -90,7 +90,7 @@ def fit(
             proof = _proof(job, sketch, found, first, ridged, weighing)
         summary = _summary(job, sketch, whitened, ridged, first, share)
         result = LeverageResult(run.rows, run.blocks, sketch, first.kept, run.executor, job.plan, summary, proof)
-        stage.tell(result.dimension_so_far)
+        stage.tell(result.dimension_ends[result.column(None)])
     return result, first
 
 
@@ -173,7 +173,7 @@ def _summary(
         "n_features": job.rows.shape[1],
         "distinct_landmarks": len(sketch.landmarks.indices),
         "rank": sketch.rank,
-        "effective_dimension": as_given(ridged["effective_dimensions"], single),
+        "sketch_dimension": as_given(ridged["effective_dimensions"], single),
         "trace": first.totals.diagonal,
         "residual_sum": first.totals.residual,
         "diagonal_shift": whitened["shift"],

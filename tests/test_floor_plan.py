@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "top": {"errors"},
     "receipts": LIBRARY | {"top"},
     "aggregates": LIBRARY | {"top"},
-    "pictures": {"errors", "aggregates", "top"},
+    "pictures": {"errors", "engine", "aggregates", "top"},
     "dimensions": LIBRARY,
     "result": LIBRARY | {"dimensions", "receipts", "top", "aggregates", "pictures"},
     "arguments": LIBRARY,
