@@ -23,7 +23,7 @@ LARGEST_SHIFT = 1e300
 def path_of(
     sketch: NystromSketch, eigenvalues: NDArray[np.float64], found: Audit | None, ridges: Sequence[float]
 ) -> dict[str, Any]:
-    """Effective dimension at some ridges, and by an audit, if there is one, what the exact one is between.
+    """Effective dimension of the sketch at some ridges, and by an audit, if any, what the exact one is between.
 
     Raises
     ------
@@ -35,7 +35,7 @@ def path_of(
     errors = gram_errors(len(S), float(S.max(initial=0.0)), sketch.gram_error, n_rows, chosen, sketch.dtype)
     shifts = [shift_of(n_rows, ridge) for ridge in chosen]
     dimensions = [float(np.sum(S / (S + shift))) for shift in shifts]
-    path: dict[str, Any] = {"ridges": chosen, "effective_dimension": dimensions, "lower": None, "upper": None}
+    path: dict[str, Any] = {"ridges": chosen, "sketch_dimension": dimensions, "lower": None, "upper": None}
     if found is not None:
         figures = zip(shifts, errors, dimensions, strict=True)
         ends = [dimension_interval(found, n_rows, *one) for one in figures]

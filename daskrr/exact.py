@@ -1,30 +1,36 @@
-"""Dense references for small data: exact scores, and the Nyström scores they are compared with.
+"""Dense references for small data: what the paper defines, exactly, and the same of Nyström approximations.
 
 Everything here goes through eigenvalues of full matrices. It takes n² memory and n³ time, and shares no
-algebra with the scores of large data, so that the two can be held against each other.
+algebra with the scores of large data, so that the two can be held against each other. A :class:`Spectrum` answers
+for any number of ridges; the functions make one for a single answer.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.linalg import eigh, svd
 
-from daskrr.errors import InvalidData, InvalidParameter, KernelNotPositive, RidgeTooSmall
-from daskrr.kernels import Kernel, Linear, as_kernel
+from daskrr.errors import InvalidParameter
+from daskrr.kernels import Kernel, as_kernel
+from daskrr.spectra import (
+    Risk,
+    Scores,
+    Spectrum,
+    check_indices,
+    check_ridge,
+    finite_rows,
+    nystrom_factor,
+    nystrom_spectrum,
+    spectrum,
+)
 
-__all__ = ["effective_dimension", "leverage_scores", "nystrom_scores", "residual"]
-
-_UNIT_ROUNDOFF = 2.0**-53
-# Largest part of the ridge that round-off may take, and so the largest error of a score.
-_TOLERANCE = 1e-3
-_DENSE_COPIES = 4
-
-Scores = NDArray[np.float64]
+__all__ = [
+    "Risk", "Spectrum", "deviation", "deviation_matrix", "effective_dimension", "leverage_scores",
+    "max_degrees_of_freedom", "nystrom_scores", "nystrom_spectrum", "residual", "risk", "spectrum",
+]  # fmt: skip
 
 
 def leverage_scores(
@@ -63,14 +69,12 @@ def leverage_scores(
 
     Examples
     --------
+    >>> from daskrr.kernels import Linear
     >>> leverage_scores([[1.0], [2.0]], Linear(), ridge=2.5)
     array([0.1, 0.4])
     """
-    rows, mu = _checked(X, ridge, max_rows)
-    kernel = as_kernel(kernel)
-    if isinstance(kernel, Linear):
-        return _linear_scores(rows, mu)
-    return _scores(_kernel_matrix(rows, kernel), mu)
+    check_ridge(ridge)
+    return spectrum(X, kernel, max_rows=max_rows).scores(ridge)
 
 
 def effective_dimension(
@@ -78,24 +82,11 @@ def effective_dimension(
 ) -> float:
     """Compute the effective dimension, which is the sum of the leverage scores.
 
-    Parameters
-    ----------
-    X
-        (n, d) rows of any real dtype.
-    kernel
-        A kernel or its description.
-    ridge
-        Positive; multiplied by n.
-    max_rows
-        Largest n to accept.
-
-    Raises
-    ------
-    DaskrrError
-        As `leverage_scores`.
+    Parameters and errors are those of `leverage_scores`.
 
     Examples
     --------
+    >>> from daskrr.kernels import Linear
     >>> round(effective_dimension([[1.0], [2.0]], Linear(), ridge=2.5), 12)
     0.5
     """
@@ -118,18 +109,12 @@ def nystrom_scores(
 
     Parameters
     ----------
-    X
-        (n, d) rows of any real dtype.
-    kernel
-        A kernel or its description.
-    ridge
-        Positive; multiplied by n.
+    X, kernel, ridge, max_rows
+        As of `leverage_scores`.
     indices
         (p,) numbers of the rows that are landmarks.
     sketch_ridge_weights
         (p,) numbers to add to the diagonal of W, none negative.
-    max_rows
-        Largest n to accept.
 
     Returns
     -------
@@ -145,12 +130,12 @@ def nystrom_scores(
 
     Examples
     --------
+    >>> from daskrr.kernels import Linear
     >>> nystrom_scores([[1.0], [2.0]], Linear(), ridge=2.5, indices=[1]).round(12)
     array([0.1, 0.4])
     """
-    rows, mu = _checked(X, ridge, max_rows)
-    factor = _nystrom_factor(rows, as_kernel(kernel), indices, sketch_ridge_weights)
-    return _scores(factor @ factor.T, mu)
+    check_ridge(ridge)
+    return nystrom_spectrum(X, kernel, indices, sketch_ridge_weights, max_rows=max_rows).scores(ridge)
 
 
 def residual(X: ArrayLike, kernel: Kernel | Mapping[str, Any], indices: ArrayLike) -> Scores:
@@ -179,101 +164,144 @@ def residual(X: ArrayLike, kernel: Kernel | Mapping[str, Any], indices: ArrayLik
 
     Examples
     --------
+    >>> from daskrr.kernels import Linear
     >>> residual([[1.0, 0.0], [0.0, 3.0]], Linear(), indices=[0])
     array([0., 9.])
     """
-    rows, kernel = _finite_rows(X), as_kernel(kernel)
-    factor = _nystrom_factor(rows, kernel, indices, None)
+    rows, kernel = finite_rows(X), as_kernel(kernel)
+    chosen = check_indices(indices, len(rows))
+    factor = nystrom_factor(rows, kernel, chosen, np.zeros(len(chosen)))
     return kernel.diagonal(rows) - np.sum(np.square(factor), axis=1)
 
 
-def _checked(X: ArrayLike, ridge: float, max_rows: int) -> tuple[NDArray[np.float64], float]:
-    rows = _finite_rows(X)
-    if not isinstance(ridge, int | float | np.number) or not 0 < ridge < math.inf:
-        raise InvalidParameter(f"ridge must be a positive finite number, not {ridge!r}")
-    n_rows = len(rows)
-    if n_rows > max_rows:
-        needed = _DENSE_COPIES * 8 * n_rows**2
-        raise InvalidParameter(
-            f"dense scores of {n_rows} rows take about {needed} bytes: raise max_rows={max_rows} to allow it"
-        )
-    return rows, n_rows * float(ridge)
+def max_degrees_of_freedom(
+    X: ArrayLike, kernel: Kernel | Mapping[str, Any], ridge: float, *, max_rows: int = 10_000
+) -> float:
+    """Compute the maximal degrees of freedom, n times the largest leverage score.
+
+    Parameters and errors are those of `leverage_scores`.
+
+    Examples
+    --------
+    >>> from daskrr.kernels import Linear
+    >>> round(max_degrees_of_freedom([[1.0], [2.0]], Linear(), ridge=2.5), 12)
+    0.8
+    """
+    return len(np.asarray(X)) * float(np.max(leverage_scores(X, kernel, ridge, max_rows=max_rows)))
 
 
-def _finite_rows(X: ArrayLike) -> NDArray[np.float64]:
-    array = np.asarray(X)
-    if array.ndim != 2 or 0 in array.shape:
-        raise InvalidData(f"rows must be a matrix with rows and features, not of shape {array.shape}")
-    if array.dtype.kind not in "biuf":
-        raise InvalidData(f"rows must be real numbers, not {array.dtype}")
-    rows = array.astype(np.float64)
-    if not np.isfinite(rows).all():
-        raise InvalidData("rows must be finite, but there is NaN or infinity")
-    return rows
+def risk(
+    X: ArrayLike,
+    kernel: Kernel | Mapping[str, Any],
+    ridge: float,
+    truth: ArrayLike,
+    noise_variance: float,
+    indices: ArrayLike | None = None,
+    sketch_ridge_weights: ArrayLike | None = None,
+    *,
+    max_rows: int = 10_000,
+) -> Risk:
+    """Compute the risk of kernel ridge regression of targets f* + noise, as squared bias and variance.
+
+    Parameters
+    ----------
+    X, kernel, ridge, max_rows
+        As of `leverage_scores`.
+    truth
+        (n,) f* at the rows.
+    noise_variance
+        Of every target.
+    indices, sketch_ridge_weights
+        Landmarks: the risk with the Nyström approximation in place of K, see `nystrom_scores`.
+
+    Raises
+    ------
+    DaskrrError
+        As `leverage_scores`; InvalidData if ``truth`` is not one finite number per row.
+
+    Examples
+    --------
+    >>> from daskrr.kernels import Linear
+    >>> found = risk([[1.0], [2.0]], Linear(), ridge=2.5, truth=[1.0, 2.0], noise_variance=4.0)
+    >>> round(found.bias_squared, 12), round(found.variance, 12), round(found.total, 12)
+    (0.625, 0.5, 1.125)
+    """
+    if indices is None:
+        found = spectrum(X, kernel, max_rows=max_rows)
+    else:
+        found = nystrom_spectrum(X, kernel, indices, sketch_ridge_weights, max_rows=max_rows)
+    return found.risk(ridge, truth, noise_variance)
 
 
-def _checked_indices(indices: ArrayLike, n_rows: int) -> NDArray[np.intp]:
-    array = np.asarray(indices)
-    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
-        raise InvalidParameter("indices must be a list of at least one row number")
-    if np.min(array) < 0 or np.max(array) >= n_rows:
-        raise InvalidParameter(f"indices must be from 0 to {n_rows - 1}")
-    return array.astype(np.intp)
-
-
-def _checked_weights(weights: ArrayLike | None, n_landmarks: int) -> Scores:
-    if weights is None:
-        return np.zeros(n_landmarks)
-    array = np.asarray(weights, np.float64)
-    if array.shape != (n_landmarks,) or not np.all((array >= 0) & (array < np.inf)):
-        raise InvalidParameter(f"sketch_ridge_weights must be {n_landmarks} finite numbers, none negative")
-    return array
-
-
-def _kernel_matrix(rows: NDArray[np.float64], kernel: Kernel) -> NDArray[np.float64]:
-    K = kernel(rows, rows)
-    K = 0.5 * (K + K.T)
-    np.fill_diagonal(K, kernel.diagonal(rows))
-    if not np.isfinite(K).all():
-        raise InvalidData("the kernel overflows on these rows: scale the rows or change its parameters")
-    return K
-
-
-def _scores(K: NDArray[np.float64], mu: float) -> Scores:
-    values, vectors = eigh(K, driver="evd", overwrite_a=True)
-    norm = max(abs(values[0]), abs(values[-1]))
-    if len(K) * _UNIT_ROUNDOFF * norm > _TOLERANCE * mu:
-        _refuse_ridge(mu / len(K), _UNIT_ROUNDOFF * norm / _TOLERANCE)
-    if values[0] < -_TOLERANCE * mu:
-        raise KernelNotPositive(f"the kernel matrix has the eigenvalue {values[0]:.3g}")
-    values = np.maximum(values, 0.0)
-    return np.square(vectors) @ (values / (values + mu))
-
-
-def _linear_scores(rows: NDArray[np.float64], mu: float) -> Scores:
-    left, values, _ = svd(rows, full_matrices=False)
-    noise = max(rows.shape) * _UNIT_ROUNDOFF * values[0]
-    # Noise moves the scores by noise/sqrt(mu) at most, and by noise/smallest when the rows have full rank:
-    # then even a vanishing ridge is resolved.
-    if noise > _TOLERANCE * math.hypot(math.sqrt(mu), values[-1]):
-        _refuse_ridge(mu / len(rows), (noise / _TOLERANCE) ** 2 / len(rows))
-    return np.square(left) @ np.square(values / np.hypot(values, math.sqrt(mu)))
-
-
-def _refuse_ridge(ridge: float, smallest: float) -> None:
-    # A little more than the limit, so that the number printed works after rounding.
-    raise RidgeTooSmall(
-        f"round-off would decide the scores at ridge {ridge:.3g}; the smallest that works is {1.01 * smallest:.3g}"
-    )
-
-
-def _nystrom_factor(
-    rows: NDArray[np.float64], kernel: Kernel, indices: ArrayLike, weights: ArrayLike | None
+def deviation_matrix(
+    X: ArrayLike,
+    kernel: Kernel | Mapping[str, Any],
+    sketch_ridge: float,
+    indices: ArrayLike,
+    probabilities: ArrayLike,
+    *,
+    max_rows: int = 10_000,
 ) -> NDArray[np.float64]:
-    """Return the (n, p) factor F of L = F Fᵀ."""
-    chosen = _checked_indices(indices, len(rows))
-    W = _kernel_matrix(rows[chosen], kernel)
-    W[np.diag_indices_from(W)] += _checked_weights(weights, len(chosen))
-    values, vectors = eigh(W)
-    kept = values > len(W) * _UNIT_ROUNDOFF * values[-1]
-    return (kernel(rows, rows[chosen]) @ vectors[:, kept]) / np.sqrt(values[kept])
+    """Compute D = Φ - Φ^½ Uᵀ S Sᵀ U Φ^½ of Theorem 1, Φ = Σ (Σ + nγI)⁻¹, for given landmarks.
+
+    K = U Σ Uᵀ, and S has 1/√(p·p_j) at row j of the column of a draw of j.
+
+    Parameters
+    ----------
+    X, kernel, max_rows
+        As of `leverage_scores`.
+    sketch_ridge
+        γ, positive; multiplied by n.
+    indices
+        (p,) numbers of the rows drawn, as often as each was drawn.
+    probabilities
+        (p,) with which each of them was drawn.
+
+    Returns
+    -------
+    matrix
+        (r, r) along the eigenvectors whose eigenvalues are not 0 by construction: n of them, as a rule.
+
+    Raises
+    ------
+    DaskrrError
+        As `leverage_scores`; InvalidParameter if a probability is not above 0 and at most 1.
+
+    Examples
+    --------
+    >>> from daskrr.kernels import Linear
+    >>> deviation_matrix([[1.0], [2.0]], Linear(), 2.5, indices=[1], probabilities=[0.8]).round(12)
+    array([[0.]])
+    """
+    found = spectrum(X, kernel, max_rows=max_rows)
+    chosen = check_indices(indices, len(found.vectors))
+    shares = np.asarray(probabilities, np.float64)
+    if shares.shape != chosen.shape or not np.all((shares > 0) & (shares <= 1)):
+        raise InvalidParameter(f"probabilities must be {len(chosen)} numbers above 0 and at most 1, one for each draw")
+    roots = np.sqrt(found.filter(sketch_ridge))
+    drawn = found.vectors[chosen] * roots / np.sqrt(len(chosen) * shares)[:, None]
+    return np.diag(np.square(roots)) - drawn.T @ drawn
+
+
+def deviation(
+    X: ArrayLike,
+    kernel: Kernel | Mapping[str, Any],
+    sketch_ridge: float,
+    indices: ArrayLike,
+    probabilities: ArrayLike,
+    *,
+    max_rows: int = 10_000,
+) -> float:
+    """Compute the largest eigenvalue of D of Theorem 1, see `deviation_matrix`.
+
+    Below 1 it is the t of :func:`daskrr.theory.bias_inflation`.
+
+    Examples
+    --------
+    >>> from daskrr.kernels import Linear
+    >>> round(deviation([[1.0], [2.0]], Linear(), 2.5, indices=[0], probabilities=[0.8]), 12)
+    0.375
+    """
+    D = deviation_matrix(X, kernel, sketch_ridge, indices, probabilities, max_rows=max_rows)
+    largest = float(np.linalg.eigvalsh(D)[-1])
+    return largest if len(D) == len(np.asarray(X)) else max(0.0, largest)

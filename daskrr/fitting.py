@@ -104,7 +104,7 @@ def fit(
         result = LeverageResult(
             run.rows, run.blocks, sketch, first.kept, run.executor, job.plan, summary, ledger, proof
         )  # fmt: skip
-        stage.tell(result.dimension_so_far)
+        stage.tell(result.dimension_ends[result.column(None)])
     return result, first
 
 
@@ -188,7 +188,7 @@ def _summary(
         "n_features": job.rows.shape[1],
         "distinct_landmarks": len(sketch.landmarks.indices),
         "rank": sketch.rank,
-        "effective_dimension": as_given(ridged["effective_dimensions"], single),
+        "sketch_dimension": as_given(ridged["effective_dimensions"], single),
         "trace": first.totals.diagonal,
         "residual_sum": first.totals.residual,
         "diagonal_shift": whitened["shift"],

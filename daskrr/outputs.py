@@ -103,10 +103,9 @@ class ScoreStore:
         return "upper" in self._arrays
 
     @property
-    def dimension_ends(self) -> list[tuple[float, float]] | None:
-        """For every ridge, what the sum of the exact scores is between; None where nothing is certified."""
-        certificate = self.summary["certificate"]
-        return None if certificate is None else certificate["effective_dimension"]
+    def dimension_ends(self) -> list[tuple[float, float | None]]:
+        """For every ridge, what the sum of the exact scores is between; no end above where nothing is certified."""
+        return self.summary["effective_dimension"]
 
     @property
     def plot(self) -> ScorePictures:

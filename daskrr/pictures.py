@@ -10,12 +10,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from daskrr.aggregates import Profile, bars, ranked
+from daskrr.engine.progress import interval
 from daskrr.errors import InvalidParameter
 from daskrr.top import CERTIFIED, check_top, not_certified
 
 TITLES = {"estimate": "Estimated leverage scores", "scores": "Leverage scores of the sketch"}
 TITLES |= {"lower": "Lower ends of leverage scores", "upper": "Upper ends of leverage scores"}
-PATH = ("ridges", "effective_dimension", "lower", "upper")
+PATH = ("ridges", "sketch_dimension", "lower", "upper")
 
 
 def drawings() -> Any:
@@ -33,8 +34,8 @@ class Scored(Protocol):
         """Whether every score comes with an interval."""
 
     @property
-    def dimension_ends(self) -> Sequence[tuple[float, float]] | None:
-        """For every ridge, what the sum of the exact scores is between; None where nothing is certified."""
+    def dimension_ends(self) -> Sequence[tuple[float, float | None]]:
+        """For every ridge, what the sum of the exact scores is between; no end above where nothing is certified."""
 
     def column(self, ridge: float | None) -> int:
         """Which column belongs to a ridge; the smallest ridge by default."""
@@ -46,7 +47,7 @@ class Scored(Protocol):
         """Eigenvalues of the sketch: ``ranks`` and ``eigenvalues``, in descending order."""
 
     def dimension_path(self, ridges: Sequence[float] | None = None) -> Mapping[str, Any]:
-        """Effective dimension at many ridges: ``ridges``, ``effective_dimension``, ``lower`` and ``upper``."""
+        """Effective dimension at many ridges: ``ridges``, ``sketch_dimension``, ``lower`` and ``upper``."""
 
 
 class ScorePictures:
@@ -81,7 +82,8 @@ class ScorePictures:
         profile = source.profile(ridge)
         wanted = [of, *(name for name in ("lower", "upper") if name in profile.counts and name != of)]
         found = bars({name: profile.counts[name] for name in wanted})
-        mean = np.array([one for one in self._dimensions(ridge) if one is not None]) / profile.n_rows
+        dimension, ends = self._dimensions(ridge)
+        mean = np.array([dimension, *(ends if source.certified else ())], np.float64) / profile.n_rows
         top = {int(row): float(value) for row, value in zip(profile.top.rows, getattr(profile.top, of), strict=True)}
         return drawings().draw_scores(
             ax, found.edges, found.counts[of], {name: found.counts[name] for name in wanted[1:]}, mean, top,
@@ -110,9 +112,13 @@ class ScorePictures:
         """Eigenvalues of the sketch, with n·λ and the effective dimension at every ridge."""
         found, summary = self._source.spectrum(), self._source.summary
         ridges = np.atleast_1d(summary["parameters"]["ridge"])
+        labels = [
+            f"nλ at λ = {ridge:g}: effective dimension {interval(ends)}"
+            for ridge, ends in zip(ridges, self._source.dimension_ends, strict=True)
+        ]
         return drawings().draw_spectrum(
-            ax, found["ranks"], found["eigenvalues"], ridges, summary["n_rows"] * ridges,
-            np.atleast_1d(summary["effective_dimension"]), f"Spectrum of the sketch, rank {summary['rank']:,}",
+            ax, found["ranks"], found["eigenvalues"], labels, summary["n_rows"] * ridges,
+            np.atleast_1d(summary["sketch_dimension"]), f"Spectrum of the sketch, rank {summary['rank']:,}",
         )  # fmt: skip
 
     def path(self, *, ridges: Sequence[float] | None = None, ax: Any = None) -> Any:
@@ -137,21 +143,18 @@ class ScorePictures:
                 f"a path needs two ridges or more, got {found['ridges']}. Give more, or none at all."
             )
         summary = self._source.summary
-        scored = dict(
-            zip(*map(np.atleast_1d, (summary["parameters"]["ridge"], summary["effective_dimension"])), strict=True)
-        )
+        scored = {float(one): self._dimensions(one) for one in np.atleast_1d(summary["parameters"]["ridge"])}
         title = f"Effective dimension of {summary['n_rows']:,} rows"
         return drawings().draw_path(ax, *(found[name] for name in PATH), scored, title)
 
-    def _dimensions(self, ridge: float | None) -> tuple[float, float | None, float | None]:
-        """Effective dimension at a ridge, and its certified ends if they are known."""
-        column, ends = self._source.column(ridge), self._source.dimension_ends
-        dimension = float(np.atleast_1d(self._source.summary["effective_dimension"])[column])
-        return dimension, *((None, None) if ends is None else ends[column])
+    def _dimensions(self, ridge: float | None) -> tuple[float, tuple[float, float | None]]:
+        """Effective dimension of the sketch at a ridge, and what that of the data is between."""
+        column = self._source.column(ridge)
+        dimension = float(np.atleast_1d(self._source.summary["sketch_dimension"])[column])
+        return dimension, self._source.dimension_ends[column]
 
     def _subtitle(self, ridge: float | None) -> str:
         column = self._source.column(ridge)
         shown = float(np.atleast_1d(self._source.summary["parameters"]["ridge"])[column])
-        dimension, low, high = self._dimensions(ridge)
-        found = f"of the sketch {dimension:.4g}" if low is None else f"certainly {low:.4g} to {high:.4g}"
-        return f"ridge λ = {shown:g}, effective dimension {found}"
+        certainly = "certainly " if self._source.certified else ""
+        return f"ridge λ = {shown:g}, effective dimension {certainly}{interval(self._dimensions(ridge)[1])}"

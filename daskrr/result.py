@@ -21,12 +21,13 @@ from daskrr.engine.journal import Journal
 from daskrr.engine.passes import Block, Executor, Run, as_array, task
 from daskrr.engine.places import Staged
 from daskrr.engine.plan import Plan
-from daskrr.engine.progress import Reporter
+from daskrr.engine.progress import Reporter, interval, without_infinity
 from daskrr.engine.rows import Rows
 from daskrr.engine.storage import OutputStore, column_of
 from daskrr.errors import CheckFailed
 from daskrr.ledger import Ledger
 from daskrr.numerics import histogram
+from daskrr.numerics.bounds import kernel_noise
 from daskrr.numerics.gram import Totals
 from daskrr.numerics.reservoir import Reservoir
 from daskrr.numerics.score import ScoredRows
@@ -36,6 +37,7 @@ from daskrr.nystrom.certificates import (
     Goal,
     Widths,
     dimension_bounds,
+    least_dimension,
     summarize,
     widths_of,
 )
@@ -75,8 +77,9 @@ class LeverageResult:
     ----------
     sketch
         The fitted small object, which scores new rows too.
-    effective_dimension
-        tr(G (G + n·λ·I)⁻¹): what the scores must sum to; a list for a list of ridges.
+    sketch_dimension
+        tr(G (G + n·λ·I)⁻¹): what the scores must sum to, and what the effective dimension of the data is not below, up
+        to round-off; a list for a list of ridges.
     rank
         Number of landmarks that are linearly independent at working precision.
     plan
@@ -99,11 +102,12 @@ class LeverageResult:
         ledger: Ledger,
         proof: Proof | None = None,
     ) -> None:
-        self.sketch, self.plan, self.summary, self.ledger = sketch, plan, summary, ledger
-        self.effective_dimension: Any = summary["effective_dimension"]
+        self.sketch, self.plan, self.ledger = sketch, plan, ledger
+        self.sketch_dimension: Any = summary["sketch_dimension"]
         self.rank: int = summary["rank"]
         self.rows, self.blocks, self._kept, self.executor, self._proof = rows, blocks, kept, executor, proof
         self._profiles: dict[int, Profile] = {}
+        self.summary = summary | {"effective_dimension": without_infinity(self._dimension_ends(summary))}
 
     @property
     def audit(self) -> Audit:
@@ -114,23 +118,30 @@ class LeverageResult:
 
     @property
     def effective_dimension_bounds(self) -> list[tuple[float, float]]:
-        """For every ridge, what the sum of the exact scores lies between, by the trace of K − L alone."""
+        """For every ridge, what the sum of the exact scores lies between: as the certificate has it, once it is known.
+
+        Before, by the trace of K − L alone.
+        """
         if self._proof is None:
             raise not_certified("effective dimension")
-        return dimension_bounds(self.sketch, self._proof.audit, self._proof.dimensions)
+        return self.dimension_ends
 
     @property
-    def dimension_so_far(self) -> tuple[float, float]:
-        """What is known of the effective dimension at the smallest ridge, with no end above it if not certified."""
-        column = self.column(None)
-        if self.certified:
-            return self.effective_dimension_bounds[column]
-        return float(np.atleast_1d(self.effective_dimension)[column]), math.inf
+    def dimension_ends(self) -> list[tuple[float, float]]:
+        """The same, with no end above where nothing is certified."""
+        if "certificate" in vars(self):
+            return self.certificate.effective_dimension
+        return self._dimension_ends(self.summary)
 
-    @property
-    def dimension_ends(self) -> list[tuple[float, float]] | None:
-        """The same, or None where nothing is certified."""
-        return self.effective_dimension_bounds if self.certified else None
+    def _dimension_ends(self, summary: dict[str, Any]) -> list[tuple[float, float]]:
+        if self._proof is not None:
+            return dimension_bounds(self.sketch, self._proof.audit, self._proof.dimensions)
+        noise = kernel_noise(self.sketch.kernel_error, summary["trace"])
+        figures = map(np.atleast_1d, (summary["score_error"], summary["sketch_dimension"]))
+        return [
+            (least_dimension(noise, self.sketch.n_rows, *one), math.inf)
+            for one in zip(self.sketch.shifts, *figures, strict=True)
+        ]
 
     def excess_among(self, first: FirstPass) -> float:
         """How many times as wide as it may be the widest interval is, of the rows that pass 1 drew for the audit.
@@ -339,7 +350,7 @@ class LeverageResult:
         Returns
         -------
         path
-            ``ridges``, ``effective_dimension``, and ``lower`` and ``upper``, between which the sum of the exact scores
+            ``ridges``, ``sketch_dimension``, and ``lower`` and ``upper``, between which the sum of the exact scores
             certainly is; None where nothing is certified.
 
         Raises
@@ -402,6 +413,7 @@ class LeverageResult:
         if self.certified:
             self.certificate = self._summarize([one.widths for one in receipts if one.widths is not None])
         return self.summary | {
+            "effective_dimension": without_infinity(self.dimension_ends),
             "sum_of_scores": as_given(totals, self.sketch.single),
             "certificate": self.certificate.to_dict() if self.certified else None,
             "top": merge_top([one.top for one in receipts], TOP).to_records(),
@@ -415,8 +427,8 @@ class LeverageResult:
         }
 
     def _check_sums(self, totals: NDArray[np.float64]) -> None:
-        """Scores and effective dimension are two readings of one Gram matrix, which differ by round-off alone."""
-        dimensions = np.atleast_1d(self.effective_dimension)
+        """Scores and sketch dimension are two readings of one Gram matrix, which differ by round-off alone."""
+        dimensions = np.atleast_1d(self.sketch_dimension)
         errors = np.atleast_1d(self.summary["score_error"])
         for total, dimension, error in zip(totals, dimensions, errors, strict=True):
             if not abs(total - dimension) <= error * dimension:
@@ -428,14 +440,13 @@ class LeverageResult:
 
     def _facts(self) -> dict[str, str]:
         parameters = self.summary["parameters"]
-        dimensions = ", ".join(f"{value:.6g}" for value in np.atleast_1d(self.effective_dimension))
         facts = {
             "rows": f"{self.summary['n_rows']:,} × {self.summary['n_features']} features, {parameters['input']}",
             "kernel": repr(self.sketch.kernel),
             "ridge λ": self.sketch.ridge_text,
             "landmarks": f"{parameters['n_landmarks']:,} draws ({parameters['sampling']}), "
             f"{self.summary['distinct_landmarks']:,} distinct, rank {self.rank:,}",
-            "effective dimension": dimensions,
+            "effective dimension": ", ".join(map(interval, self.dimension_ends)),
             "seed": str(parameters["random_state"]),
             "p × p algebra": self.summary["algebra"]["place"],
         }

@@ -371,6 +371,6 @@ def _open_share(summary: dict[str, Any]) -> float:
     """What the landmarks leave open of the trace over nλ, a bound on what the scores lack in sum, over their sum."""
     ridges = np.atleast_1d(summary["parameters"]["ridge"])
     decides = int(ridges.argmin())
-    dimension = float(np.atleast_1d(summary["effective_dimension"])[decides])
+    dimension = float(np.atleast_1d(summary["sketch_dimension"])[decides])
     lacking = summary["residual_sum"] / (summary["n_rows"] * float(ridges[decides]))
     return lacking / dimension if dimension else 0.0

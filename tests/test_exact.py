@@ -7,8 +7,9 @@ import pytest
 from extended import scores_extended, scores_of_matrix
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.linalg import LinAlgError
 
-from daskrr import exact
+from daskrr import exact, spectra, theory
 from daskrr.errors import InvalidData, InvalidParameter, KernelNotPositive, RidgeTooSmall
 from daskrr.kernels import Cosine, Function, Gaussian, Laplacian, Linear, Matern, Polynomial
 
@@ -221,3 +222,131 @@ def test_residual__refuses_indices_that_are_no_rows(indices, match):
 def test_nystrom_scores__refuse_weights_that_do_not_fit(weights):
     with pytest.raises(InvalidParameter, match="2 finite numbers, none negative"):
         exact.nystrom_scores(rows(), Linear(), 1.0, [0, 1], weights)
+
+
+def test_nystrom_scores__of_landmarks_that_vanish_are_zero():
+    X = np.vstack([np.zeros((2, 3)), rows(11, 5)])
+    for kernel in (Linear(), Cosine()):
+        np.testing.assert_array_equal(exact.nystrom_scores(X, kernel, 1.0, [0, 1]), 0.0)
+
+
+@pytest.mark.parametrize("weights", [None, [1e-3, 2.0, 0.5, 1.0]])
+def test_nystrom_scores__of_the_linear_kernel_are_those_of_the_same_polynomial(weights):
+    X = rows(12)
+    found = exact.nystrom_scores(X, Linear(), 1e-2, [1, 4, 2, 9], weights)
+    expected = exact.nystrom_scores(X, Polynomial(1, offset=0.0), 1e-2, [1, 4, 2, 9], weights)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
+
+
+def test_spectrum__survives_the_fast_driver(monkeypatch):
+    def fails_if_fast(B, full_matrices, lapack_driver="gesdd"):
+        if lapack_driver == "gesdd":
+            raise LinAlgError("SVD did not converge")
+        return real(B, full_matrices=full_matrices, lapack_driver=lapack_driver)
+
+    real, X = spectra.svd, rows()
+    expected = exact.spectrum(X, Linear())
+    monkeypatch.setattr(spectra, "svd", fails_if_fast)
+    np.testing.assert_allclose(exact.spectrum(X, Linear()).values, expected.values)
+
+
+# --- What the paper defines ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_max_degrees_of_freedom__is_its_definition(kernel):
+    X = rows(13)
+    K = kernel(X, X)
+    smoother = K @ np.linalg.inv(K + 24 * 0.1 * np.eye(24))
+    expected = 24 * np.abs(np.diagonal(smoother)).max()
+    assert exact.max_degrees_of_freedom(X, kernel, 0.1) == pytest.approx(expected, rel=1e-9)
+    assert exact.effective_dimension(X, kernel, 0.1) <= expected
+
+
+def dense_risk(K, ridge, truth, noise):
+    n = len(K)
+    inverse = np.linalg.inv(K + n * ridge * np.eye(n))
+    return n * ridge**2 * np.sum((inverse @ truth) ** 2), noise / n * np.trace(K @ K @ inverse @ inverse)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("indices", [None, [0, 3, 8, 9, 15]])
+def test_risk__is_its_definition(kernel, indices):
+    X, truth = rows(14), rows(15)[:, 0]
+    K = kernel(X, X)
+    if indices is not None:
+        C = kernel(X, X[indices])
+        K = C @ np.linalg.pinv(kernel(X[indices], X[indices]), rcond=1e-12) @ C.T
+    found = exact.risk(X, kernel, 1e-2, truth, 0.3, indices)
+    np.testing.assert_allclose(found, dense_risk(K, 1e-2, truth, 0.3), rtol=1e-7)
+    assert found.total == found.bias_squared + found.variance
+    assert found.bias**2 == pytest.approx(found.bias_squared)
+
+
+def test_risk__is_the_error_of_simulated_fits():
+    X, truth, kernel = rows(16), rows(17)[:, 0], Gaussian(1.0)
+    noise = 0.5 * np.random.default_rng(0).standard_normal((20_000, 24))
+    whole = exact.spectrum(X, kernel)
+    errors = np.mean([np.mean((whole.smooth(1e-2, truth + one) - truth) ** 2) for one in noise])
+    assert exact.risk(X, kernel, 1e-2, truth, 0.25).total == pytest.approx(errors, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"truth": np.ones(23)}, InvalidData, "truth must be 24 finite numbers"),
+        ({"truth": np.full(24, np.nan)}, InvalidData, "truth must be 24 finite numbers"),
+        ({"noise_variance": -1.0}, InvalidParameter, "noise_variance must be a finite number"),
+        ({"ridge": 0.0}, InvalidParameter, "ridge must be a positive"),
+        ({"indices": [24]}, InvalidParameter, "from 0 to 23"),
+    ],
+)
+def test_risk__refuses_bad_input(change, error, message):
+    given = {"ridge": 0.1, "truth": np.ones(24), "noise_variance": 1.0} | change
+    with pytest.raises(error, match=message):
+        exact.risk(rows(), Gaussian(1.0), **given)
+
+
+def drawn(scores, p, seed):
+    shares = scores / scores.sum()
+    indices = np.random.default_rng(seed).choice(len(scores), p, p=shares)
+    return indices, shares[indices]
+
+
+@pytest.mark.parametrize("kernel", [Gaussian(1.5), Linear(), Laplacian(2.0)])
+def test_deviation_matrix__is_that_of_theorem_1(kernel):
+    X, gamma = rows(18), 1e-2
+    indices, shares = drawn(exact.leverage_scores(X, kernel, gamma), 30, 0)
+    values, U = np.linalg.eigh(kernel(X, X))
+    phi = np.maximum(values, 0.0) / (np.maximum(values, 0.0) + 24 * gamma)
+    S = np.zeros((24, 30))
+    S[indices, np.arange(30)] = 1 / np.sqrt(30 * shares)
+    expected = np.diag(phi) - np.sqrt(phi)[:, None] * (U.T @ S @ S.T @ U) * np.sqrt(phi)
+    found = exact.deviation_matrix(X, kernel, gamma, indices, shares)
+    eigenvalues = np.linalg.eigvalsh(found)
+    # Of the linear kernel, the rest is zero.
+    eigenvalues = np.sort(np.concatenate([eigenvalues, np.zeros(24 - len(found))]))
+    np.testing.assert_allclose(eigenvalues, np.linalg.eigvalsh(expected), atol=1e-7)
+    largest = exact.deviation(X, kernel, gamma, indices, shares)
+    assert largest == pytest.approx(np.linalg.eigvalsh(expected)[-1], abs=1e-7)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([Gaussian(1.5), Linear(), Laplacian(2.0)]), st.booleans())
+def test_deviation__bounds_the_bias_as_theorem_1_says(seed, kernel, uniform):
+    X, generator = rows(seed), np.random.default_rng(seed)
+    gamma, ridge, truth = 10 ** generator.uniform(-2, 0), 10 ** generator.uniform(-2, 1), generator.standard_normal(24)
+    scores = np.ones(24) if uniform else exact.leverage_scores(X, kernel, gamma)
+    indices, shares = drawn(scores, 120, seed)
+    t = exact.deviation(X, kernel, gamma, indices, shares)
+    whole, columns = (exact.risk(X, kernel, ridge, truth, 1.0, given) for given in (None, np.unique(indices)))
+    assert columns.variance <= whole.variance * (1 + 1e-9)
+    if 0 < t < 1:
+        promised = theory.bias_inflation(sketch_ridge=gamma, ridge=ridge, deviation=t).factor
+        assert columns.bias <= promised * whole.bias * (1 + 1e-9)
+
+
+def test_deviation__refuses_probabilities_that_are_none():
+    for shares in ([0.5], [0.5, 0.0], [0.5, 1.5], [np.nan, 0.5]):
+        with pytest.raises(InvalidParameter, match="2 numbers above 0 and at most 1"):
+            exact.deviation(rows(), Linear(), 0.1, [0, 1], shares)

@@ -117,7 +117,7 @@ def test_leverage_scores__refuse_a_ridge_that_the_sum_over_rows_does_not_resolve
 
 def test_store__holds_the_sum_of_scores_to_round_off(tmp_path):
     found = daskrr.leverage_scores(two_points()[0], Gaussian(1.9), 1e-3, 100, dtype="float32", random_state=0)
-    dimension, error = found.effective_dimension, found.summary["score_error"]
+    dimension, error = found.sketch_dimension, found.summary["score_error"]
     assert error < 1e-3
     found._check_sums(np.array([dimension * (1 + 0.9 * error)]))
     with pytest.raises(CheckFailed, match="larger than its budget"):

@@ -57,7 +57,7 @@ def check_bounds(scored, diagonal):
     assert np.all(residual <= diagonal)
     summary = scored.result.summary
     allowed = 10 * summary["score_error"] + (1e-9 if summary["parameters"]["dtype"] == "float64" else 1e-3)
-    assert scores.sum() == pytest.approx(scored.result.effective_dimension, rel=allowed, abs=1e-300)
+    assert scores.sum() == pytest.approx(scored.result.sketch_dimension, rel=allowed, abs=1e-300)
 
 
 # --- Bounds -------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_scores__of_landmarks_at_zero_are_zero(kind):
     np.testing.assert_array_equal(scored.scores, 0)
     np.testing.assert_array_equal(scored.residual, diagonal)
     np.testing.assert_allclose(scored.estimate, diagonal / (diagonal + 1.2), rtol=1e-14)
-    assert (scored.result.rank, scored.result.effective_dimension) == (0, 0.0)
+    assert (scored.result.rank, scored.result.sketch_dimension) == (0, 0.0)
     assert "rank 0" in repr(scored.result)
     np.testing.assert_array_equal(scored.result.sketch.scores(X).compute(), 0)
 

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from strategies import as_zarr, problems
 
 import daskrr
-from daskrr import aggregates
+from daskrr import aggregates, exact
 from daskrr.aggregates import CLASSES, EDGES, bars, class_of, ranked
+from daskrr.engine.progress import interval
 from daskrr.errors import DaskrrError, InvalidData, InvalidParameter, NotCertified, RidgeTooSmall
 from daskrr.kernels import Gaussian
 from daskrr.regression import pictures
@@ -153,7 +154,7 @@ def test_eigenvalues__with_every_row_as_a_landmark_are_those_of_the_kernel_matri
 
 def test_dimension_path__meets_the_ridges_scored_and_holds_the_exact_one(result, X):
     scored = result.dimension_path(RIDGES)
-    np.testing.assert_allclose(scored["effective_dimension"], result.effective_dimension, rtol=1e-9)
+    np.testing.assert_allclose(scored["sketch_dimension"], result.sketch_dimension, rtol=1e-9)
     path = result.dimension_path()
     assert min(path["ridges"]) <= min(RIDGES) / 50
     S = np.linalg.eigvalsh(Gaussian(2.0)(X, X))
@@ -196,7 +197,7 @@ def test_dimension_path__does_not_fail_a_run_at_the_smallest_ridge_that_works(dt
 
 def test_dimension_path__of_a_ridge_next_to_infinity(X):
     found = daskrr.leverage_scores(X[:60], Gaussian(2.0), 1e306, 20, random_state=0, certify=True)
-    assert max(found.dimension_path()["effective_dimension"]) < 1e-290
+    assert max(found.dimension_path()["sketch_dimension"]) < 1e-290
 
 
 def test_dimension_path__refuses_what_round_off_would_decide(result):
@@ -240,7 +241,7 @@ def test_plot_scores__shows_the_counts_and_where_the_mean_is(result, columns):
     axes = result.plot.scores()
     heights, edges, _ = axes.patches[0].get_data()
     assert heights.sum() == np.sum(columns["estimate"] > edges[0])
-    assert axes.lines[0].get_xdata()[0] == pytest.approx(result.effective_dimension[1] / 700)
+    assert axes.lines[0].get_xdata()[0] == pytest.approx(result.sketch_dimension[1] / 700)
     assert "certainly" in axes.texts[0].get_text()
 
 
@@ -253,6 +254,42 @@ def test_plot_scores__says_what_is_too_small_to_be_drawn(X):
 def test_plot_spectrum__draws_the_shift_of_every_ridge(result):
     labels = [text.get_text() for text in result.plot.spectrum().get_legend().get_texts()]
     assert [f"λ = {ridge:g}" in label for ridge, label in zip(RIDGES, labels[1:], strict=True)] == [True, True]
+
+
+def all_texts(axes):
+    legend = axes.get_legend()
+    shown = [*axes.texts, *(legend.get_texts() if legend else [])]
+    return " | ".join(text.get_text() for text in shown)
+
+
+def test_effective_dimension__without_a_certificate_is_a_lower_bound_everywhere(X, tmp_path):
+    result = daskrr.leverage_scores(X, Gaussian(2.0), RIDGES, 30, random_state=0)
+    summary = result.store(tmp_path / "out.zarr")
+    exactly = [exact.effective_dimension(X, Gaussian(2.0), ridge) for ridge in RIDGES]
+    stored = daskrr.open_scores(tmp_path / "out.zarr")
+    for (low, high), most, sketch in zip(summary["effective_dimension"], exactly, result.sketch_dimension, strict=True):
+        assert high is None
+        assert 0.99 * sketch < low < min(sketch, most)
+    for source in (result, stored):
+        for axes in (source.plot.scores(), source.plot.spectrum(), source.plot.path()):
+            assert "at least" in all_texts(axes)
+    for text in (repr(result), result._repr_html_()):
+        assert text.count("at least") == len(RIDGES)
+
+
+def test_effective_dimension__with_a_certificate_is_the_same_interval_everywhere(result, tmp_path):
+    summary = result.store(tmp_path / "out.zarr")
+    shown = [interval(ends) for ends in result.certificate.effective_dimension]
+    assert summary["effective_dimension"] == [list(ends) for ends in result.certificate.effective_dimension]
+    assert result.effective_dimension_bounds == result.certificate.effective_dimension
+    smallest = shown[int(np.argmin(RIDGES))]
+    for source in (result, daskrr.open_scores(tmp_path / "out.zarr")):
+        assert smallest in all_texts(source.plot.scores())
+        assert smallest in all_texts(source.plot.intervals())
+        assert all(one in all_texts(source.plot.spectrum()) for one in shown)
+        ends = [segment[:, 1] for line in source.plot.path().collections[1:-1] for segment in line.get_segments()]
+        np.testing.assert_allclose(ends, result.certificate.effective_dimension)
+    assert all(one in repr(result) and one in result._repr_html_() for one in shown)
 
 
 def test_plot__refuses_what_there_is_not(X, result, store):

@@ -127,7 +127,7 @@ def test_effective_dimension__is_that_of_the_scores():
     X = rows()
     model = fitted(X, targets(X))
     result = daskrr.leverage_scores(X, KERNEL, RIDGE, 30, random_state=0, progress=False)
-    assert model.effective_dimension_ == pytest.approx(result.effective_dimension, rel=1e-9)
+    assert model.effective_dimension_ == pytest.approx(result.sketch_dimension, rel=1e-9)
 
 
 # --- Certificate --------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def test_lazy_dask_input__with_reductions_gives_no_conflict_of_keys(points, clie
     with caplog.at_level(logging.WARNING, "distributed.scheduler"):
         result = daskrr.leverage_scores(X, **OPTIONS)
         total = float(result.scores.sum().compute())
-    assert total == pytest.approx(result.effective_dimension, rel=1e-9)
+    assert total == pytest.approx(result.sketch_dimension, rel=1e-9)
     assert not [record for record in caplog.records if "run_spec" in record.getMessage()]
 
 
@@ -305,7 +305,7 @@ def test_factors__above_64_mebibytes_travel_whole(client) -> None:
     result = daskrr.leverage_scores(X, daskrr.kernels.Gaussian(2.0), 1e-2, sampling=indices, progress=False)
     assert result.rank == P_LARGE
     assert result.rank**2 * 8 > 64 * 2**20
-    assert float(result.scores.sum().compute()) == pytest.approx(result.effective_dimension, rel=1e-9)
+    assert float(result.scores.sum().compute()) == pytest.approx(result.sketch_dimension, rel=1e-9)
     assert result.summary["algebra"]["place"] == "scheduler"
 
 

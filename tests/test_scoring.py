@@ -29,7 +29,7 @@ def test_score_to_zarr__stores_the_scores_of_the_same_arguments(tmp_path):
     group = zarr.open_group(tmp_path / "out.zarr", mode="r")
     for name in ("scores", "estimate", "residual"):
         np.testing.assert_array_equal(group[name][...], getattr(result, name).compute())
-    assert summary["effective_dimension"] == result.effective_dimension
+    assert summary["sketch_dimension"] == result.sketch_dimension
     assert summary["parameters"]["dtype"] == "float32"
 
 

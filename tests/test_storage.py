@@ -95,7 +95,7 @@ def test_store__keeps_parameters_versions_and_figures(tmp_path):
     assert kept["versions"]["zarr"] == zarr.__version__
     assert (kept["n_rows"], kept["n_features"], kept["rank"]) == (47, 2, scored.result.rank)
     assert kept["sum_of_scores"] == pytest.approx(scored.scores.sum(), rel=1e-12)
-    assert kept["effective_dimension"] == scored.result.effective_dimension
+    assert kept["sketch_dimension"] == scored.result.sketch_dimension
     assert summary["output"] == str(tmp_path / "out.zarr")
     assert (kept.pop("format"), kept.pop("kind")) == (1, "scores")
     assert json.loads(json.dumps({key: summary[key] for key in kept})) == kept
@@ -118,7 +118,7 @@ def test_store__can_be_repeated(tmp_path):
 
 def test_store__refuses_scores_that_do_not_add_up(tmp_path):
     result = run().result
-    result.effective_dimension *= 1 + 1e-6
+    result.sketch_dimension *= 1 + 1e-6
     with pytest.raises(CheckFailed, match=r"sum to .* effective dimension"):
         result.store(tmp_path / "out.zarr", progress=False)
     assert names(tmp_path) == []

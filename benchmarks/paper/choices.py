@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 import daskrr
-from benchmarks.paper.problems import EPSILON, Problem, Vector
+from benchmarks.paper.problems import EPSILON, Problem, Vector, rank_scores
 from daskrr.nystrom.sampling import Landmarks, merge
 
 Choice = Callable[[Problem, int, int], Landmarks]
@@ -40,7 +40,7 @@ def exact_leverage(problem: Problem, p: int, seed: int) -> Landmarks:
 
 def rank_leverage(problem: Problem, p: int, seed: int) -> Landmarks:
     """By the scores relative to the best space of rank d_eff (Gittens & Mahoney)."""
-    return draw(problem.spectrum.rank_scores(round(problem.effective_dimension)), p, seed)
+    return draw(rank_scores(problem.spectrum, round(problem.effective_dimension)), p, seed)
 
 
 def estimated_leverage(problem: Problem, p: int, seed: int) -> Landmarks:

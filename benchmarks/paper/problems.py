@@ -1,20 +1,21 @@
-"""The problems of the paper's experiments, and the risk of kernel ridge regression on them in closed form.
+"""The problems of the paper's experiments, whose dimensions and risks the dense oracle knows in closed form.
 
-Everything is dense: the problems have 2000 rows at most. Matrices are known by their eigenvalues and eigenvectors,
-and those of the linear kernel come from the singular values of X, since its kernel matrix has lost the small ones.
+The problems have 2000 rows at most. Matrices are known by their eigenvalues and eigenvectors, and those of the linear
+kernel come from the singular values of X, since its kernel matrix has lost the small ones.
 """
 
 import argparse
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import LinAlgError, cholesky, eigh, solve_triangular, svd
 from scipy.stats import beta
 
+from daskrr import exact
+from daskrr.exact import Risk, Spectrum
 from daskrr.kernels import Bernoulli, Gaussian, Kernel, Linear
 from daskrr.nystrom.sampling import Landmarks
 
@@ -39,48 +40,11 @@ Matrix = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Spectrum:
-    """A positive semi-definite n × n matrix: eigenvalues (r,) and eigenvectors (n, r)."""
-
-    values: Vector
-    vectors: Matrix
-
-    def filter(self, ridge: float) -> Vector:
-        """What K(K + nλI)⁻¹ multiplies each eigenvector by."""
-        return self.values / (self.values + len(self.vectors) * ridge)
-
-    def scores(self, ridge: float) -> Vector:
-        """The ridge leverage score of every row."""
-        return np.square(self.vectors) @ self.filter(ridge)
-
-    def rank_scores(self, k: int) -> Vector:
-        """The leverage score of every row relative to the best rank-k space (Gittens & Mahoney)."""
-        largest = np.argsort(self.values)[len(self.values) - k :]
-        return np.sum(np.square(self.vectors[:, largest]), axis=1)
-
-    def smooth(self, ridge: float, y: Vector) -> Vector:
-        """The fit K(K + nλI)⁻¹y of exact kernel ridge regression."""
-        return self.vectors @ (self.filter(ridge) * (self.vectors.T @ y))
-
-
-@dataclass(frozen=True)
 class Truth:
     """What is to be estimated: f* at the rows (n,), and the variance of the noise."""
 
     values: Vector
     noise: float
-
-
-class Risk(NamedTuple):
-    """The mean squared error over the rows, in its two parts."""
-
-    bias_squared: float
-    variance: float
-
-    @property
-    def total(self) -> float:
-        """Their sum."""
-        return self.bias_squared + self.variance
 
 
 @dataclass(frozen=True)
@@ -111,10 +75,14 @@ class Problem:
 
 
 def risk(spectrum: Spectrum, ridge: float, truth: Truth) -> Risk:
-    """The risk of kernel ridge regression: squared bias ‖(I − H)f*‖²/n and variance σ²‖H‖²/n, H = K(K + nλI)⁻¹."""
-    missed = truth.values - spectrum.smooth(ridge, truth.values)
-    variance = truth.noise * np.sum(np.square(spectrum.filter(ridge))) / len(missed)
-    return Risk(float(np.mean(np.square(missed))), float(variance))
+    """The risk of kernel ridge regression."""
+    return spectrum.risk(ridge, truth.values, truth.noise)
+
+
+def rank_scores(spectrum: Spectrum, k: int) -> Vector:
+    """The leverage score of every row relative to the best rank-k space (Gittens & Mahoney)."""
+    largest = np.argsort(spectrum.values)[len(spectrum.values) - k :]
+    return np.sum(np.square(spectrum.vectors[:, largest]), axis=1)
 
 
 def optimal_noise(spectrum: Spectrum, ridge: float, values: Vector) -> float:
@@ -131,47 +99,10 @@ def residual_noise(spectrum: Spectrum, ridge: float, y: Vector) -> float:
     return float(np.sum(np.square(y - spectrum.smooth(ridge, y))) / freedom)
 
 
-def kernel_spectrum(X: Matrix, kernel: Kernel) -> Spectrum:
-    """The spectrum of the kernel matrix of the rows."""
-    if isinstance(kernel, Linear):
-        return spectrum_of_factor(X)
-    values, vectors = eigh(kernel(X, X), driver="evd", overwrite_a=True)
-    return Spectrum(np.maximum(values, 0.0), vectors)
-
-
 def nystrom_spectrum(problem: Problem, landmarks: Landmarks, sketch_ridge: float | None = None) -> Spectrum:
     """The spectrum of L = C W⁺ Cᵀ, or with γ of L_γ = C (W + penalty)⁻¹ Cᵀ."""
     penalty = None if sketch_ridge is None else landmarks.penalty(len(problem.X), sketch_ridge)
-    factor = _linear_factor if isinstance(problem.kernel, Linear) else _kernel_factor
-    return spectrum_of_factor(factor(problem, problem.X[landmarks.indices], penalty))
-
-
-def spectrum_of_factor(B: Matrix) -> Spectrum:
-    """The spectrum of B Bᵀ; squaring B first would cost half of the digits."""
-    try:
-        vectors, values, _ = svd(B, full_matrices=False)
-    except LinAlgError:
-        # The fast driver fails on some matrices with clustered singular values; this one takes ten times as long.
-        vectors, values, _ = svd(B, full_matrices=False, lapack_driver="gesvd")
-    return Spectrum(np.square(values), vectors)
-
-
-def _kernel_factor(problem: Problem, rows: Matrix, penalty: Vector | None) -> Matrix:
-    """B (n, p) of L = B Bᵀ by a Cholesky factor of W, which a shift of the size of round-off keeps positive."""
-    W = problem.kernel(rows, rows)
-    diagonal = np.diagonal(W).copy()
-    shift = 4 * len(W) * np.finfo(float).eps * diagonal
-    np.fill_diagonal(W, diagonal + shift + (0.0 if penalty is None else penalty))
-    return solve_triangular(cholesky(W, lower=True), problem.kernel(rows, problem.X), lower=True).T
-
-
-def _linear_factor(problem: Problem, rows: Matrix, penalty: Vector | None) -> Matrix:
-    """B (n, r) of L = B Bᵀ by the singular vectors of the landmarks; L is K as soon as they span all features."""
-    scaled = rows if penalty is None else rows / np.sqrt(penalty)[:, None]
-    _, sizes, right = svd(scaled, full_matrices=False)
-    kept = sizes > max(rows.shape) * np.finfo(float).eps * sizes[0]
-    gains = np.ones_like(sizes) if penalty is None else sizes / np.hypot(1.0, sizes)
-    return problem.X @ (right[kept].T * gains[kept])
+    return exact.nystrom_spectrum(problem.X, problem.kernel, landmarks.indices, penalty)
 
 
 def synth_points() -> Vector:
@@ -191,14 +122,14 @@ def synth() -> Problem:
 
 def known_function(name: str, X: Matrix, kernel: Kernel, ridge: float, functions: dict[str, Vector]) -> Problem:
     """A problem whose truth is known, with the noise that makes the ridge the one of least risk."""
-    spectrum = kernel_spectrum(X, kernel)
+    spectrum = exact.spectrum(X, kernel)
     truths = {title: Truth(values, optimal_noise(spectrum, ridge, values)) for title, values in functions.items()}
     return Problem(name, X, kernel, ridge, spectrum, truths)
 
 
 def measured(name: str, X: Matrix, kernel: Kernel, ridge: float, y: Vector) -> Problem:
     """A problem with targets: the truth is their exact fit at the same ridge, the noise what the fit leaves."""
-    spectrum = kernel_spectrum(X, kernel)
+    spectrum = exact.spectrum(X, kernel)
     fit, noise = spectrum.smooth(ridge, y), residual_noise(spectrum, ridge, y)
     truths = {
         "fit": Truth(fit, noise),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskrr.engine.progress import Event
+from daskrr.engine.progress import Event, without_infinity
 from daskrr.numerics.histogram import OCTAVES
 
 RUNNING = "running"
@@ -114,7 +114,7 @@ class JobBoard:
             "flops_per_second": self.flops,
             "matmul_flops_per_second": limit or None,
             "share_of_matmul": self.flops / limit if limit else None,
-            "effective_dimension": [[low, high if math.isfinite(high) else None] for low, high in self.dimensions],
+            "effective_dimension": without_infinity(self.dimensions),
             "histograms": {
                 kind: {"blocks": len(one.blocks), "ends": octave_ends()[1:].tolist(), "counts": one.values.tolist()}
                 for kind, one in self.counts.items()

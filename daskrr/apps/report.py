@@ -13,7 +13,7 @@ from daskrr import __version__, plots
 from daskrr.aggregates import Profile
 from daskrr.apps import html, wording
 from daskrr.engine.addresses import locate, redact
-from daskrr.engine.progress import Reporter, duration
+from daskrr.engine.progress import Reporter, duration, interval
 from daskrr.errors import InvalidParameter, OutputExists
 from daskrr.outputs import ScoreStore, open_scores
 from daskrr.result import LEVELS
@@ -121,12 +121,8 @@ def _figures(summary: Mapping[str, Any], profile: Profile) -> Iterator[tuple[str
     column = int(ridges.argmin())
     at = f" at λ = {ridges[column]:g}"
     yield "rows × features", f"{summary['n_rows']:,} × {summary['n_features']:,}"
-    if certificate is None:
-        dimension = float(np.atleast_1d(summary["effective_dimension"])[column])
-        yield "effective dimension of the sketch" + at, f"{dimension:.5g}"
-    else:
-        low, high = certificate["effective_dimension"][column]
-        yield "effective dimension" + at, f"{low:.5g} – {high:.5g}"
+    yield "effective dimension" + at, interval(summary["effective_dimension"][column])
+    if certificate is not None:
         median = certificate["median_width"][column]
         yield "median width of intervals", "unbounded" if median is None else f"{median:.1%}"
     yield "landmarks", f"{summary['distinct_landmarks']:,}"
@@ -216,7 +212,7 @@ def _sketch(store: ScoreStore) -> list[str]:
         return []
     largest = summary["spectrum"]["eigenvalues"][0]
     path = summary["path"]
-    ends = [f"{path['effective_dimension'][i]:.4g} at ridge {path['ridges'][i]:.3g}" for i in (0, -1)]
+    ends = [f"{path['sketch_dimension'][i]:.4g} at ridge {path['ridges'][i]:.3g}" for i in (0, -1)]
     spectrum = html.figure(
         _drawn(store.plot.spectrum),
         f"Eigenvalues of the sketch in descending order, the largest {largest:.4g}, with n times the ridge as a line.",
@@ -224,9 +220,9 @@ def _sketch(store: ScoreStore) -> list[str]:
     )
     ridges = html.figure(
         _drawn(store.plot.path),
-        f"Effective dimension of the sketch against the ridge, from {ends[0]} to {ends[1]}.",
+        f"Effective dimension of the sketch, a lower bound, against the ridge, from {ends[0]} to {ends[1]}.",
         "How the effective dimension depends on the ridge"
-        + (", with the interval that the exact one is in." if path["lower"] is not None else "."),
+        + (", with the interval that the exact one is in." if path["lower"] is not None else "; it is at least this."),
     )
     return [html.section("Spectrum", html.side_by_side(spectrum, ridges))]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from daskrr.engine.progress import duration
+from daskrr.engine.progress import duration, interval
 from daskrr.top import describe_rows
 
 # Intervals are called wide if upper/lower - 1 exceeds this for more than 5 % of the rows.
@@ -62,9 +62,9 @@ def _scored(summary: Summary) -> str:
 
 
 def _outcome(summary: Summary) -> Pairs:
-    """The effective dimension unless an interval of it follows, and whether a tolerance was met if one was asked."""
+    """A lower bound of the effective dimension unless an interval follows, and whether a tolerance was met, if any."""
     if summary["certificate"] is None:
-        return [("effective dimension", _figures(summary["effective_dimension"], ".6g"))]
+        return [("effective dimension", _dimensions(summary["effective_dimension"]))]
     if "tolerance" not in summary:
         return []
     verdict = summary["tolerance"]
@@ -127,7 +127,7 @@ def update(summary: Summary) -> str:
     """What an update did, and how the new rows differ from the old ones."""
     about = summary["update"]
     residual, quantiles = about["residual_share"], about["quantiles"]
-    before, now = (_figures(value, ".6g") for value in about["effective_dimension"])
+    before, now = map(_dimensions, about["effective_dimension"])
     pairs = [
         ("rows", f"{about['rows_before']:,} and {about['rows_added']:,} new ones, {about['rows_summed']:,} summed"),
         ("landmarks", f"{'drawn anew' if about['refreshed'] else 'kept'}: {about['reason']}"),
@@ -271,12 +271,12 @@ def parameters(summary: Summary) -> Pairs:
 def drift(summary: Summary) -> Pairs:
     """What the last update did."""
     about = summary["update"]
-    before, now = (_figures(value, ".6g") for value in about["effective_dimension"])
+    before, now = map(_dimensions, about["effective_dimension"])
     share = about["residual_share"]
     return [
         ("rows", f"{about['rows_before']:,} before, {about['rows_added']:,} new"),
         ("landmarks", f"{'drawn anew' if about['refreshed'] else 'kept'}: {about['reason']}"),
-        ("effective dimension of the sketch", f"before: {before}; now: {now}"),
+        ("effective dimension", f"before: {before}; now: {now}"),
         ("mean residual share", f"{share['before']:.4g} before" + _in_new_rows(share["new_rows"])),
     ]
 
@@ -317,7 +317,7 @@ def model(summary: Summary) -> str:
             ("kernel", _kernel(summary["kernel"])),
             ("ridge", f"{summary['ridge']:g}"),
             ("landmarks", f"{summary['n_landmarks']:,}"),
-            ("effective dimension", f"{summary['effective_dimension']:.6g}"),
+            ("effective dimension of the model", f"{summary['effective_dimension']:.6g}"),
             ("R2 of training rows", _figures(summary["training_r2"], ".4f")),
             ("risk inflation", f"at most {inflation['factor']:.4g}, {chance}"),
             ("time", duration(summary["seconds"])),
@@ -368,7 +368,7 @@ def demo(summary: Summary) -> str:
             ("rows", f"{summary['rows']:,}, {summary['planted']} of them planted"),
             ("found", f"{summary['found']} of {summary['planted']} planted rows among as many highest estimates"),
             ("rank", f"{summary['rank']:,}"),
-            ("effective dimension", f"{summary['effective_dimension']:.6g}"),
+            ("effective dimension", _dimensions(summary["effective_dimension"])),
             *_times(summary["seconds"]),
             ("dashboard was", str(summary["dashboard"])),
             ("points", summary["points"]),
@@ -386,6 +386,11 @@ def demo_title(rows: int, planted: int, landmarks: int) -> str:
 def _kernel(spec: Mapping[str, Any]) -> str:
     values = ", ".join(f"{name}={json.dumps(value)}" for name, value in spec.items() if name != "kernel")
     return f"{spec['kernel']}({values})"
+
+
+def _dimensions(intervals: Sequence[tuple[float, float | None]]) -> str:
+    """What the effective dimension at every ridge is between, or at least."""
+    return ", ".join(map(interval, intervals))
 
 
 def _figures(values: Any, form: str) -> str:

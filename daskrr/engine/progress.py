@@ -9,7 +9,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Self, TextIO
 
@@ -305,17 +305,22 @@ def _short(event: Event) -> str:
     return "  ".join(part for part in (f"{event.done}/{event.total}", rate, left) if part)
 
 
-def interval(ends: tuple[float, float]) -> str:
-    """Two ends with as many decimals as tell them apart, and one more.
+def without_infinity(ends: Iterable[tuple[float, float]]) -> list[Any]:
+    """Intervals for JSON: None where there is no upper end."""
+    return [[low, high if math.isfinite(high) else None] for low, high in ends]
+
+
+def interval(ends: tuple[float, float | None]) -> str:
+    """Two ends with as many decimals as tell them apart, and one more; without an upper end, a lower bound.
 
     Examples
     --------
-    >>> interval((376.2913, 377.3815)), interval((41.52, math.inf))
-    ('376.3–377.4', 'at least 41.5')
+    >>> interval((376.2913, 377.3815)), interval((41.52, math.inf)), interval((0.0123, None))
+    ('376.3–377.4', 'at least 41.5', 'at least 0.0123')
     """
     low, high = ends
-    if high == math.inf:
-        return f"at least {low:,.1f}"
+    if high is None or high == math.inf:
+        return f"at least {low:,.1f}" if low >= 10.0 else f"at least {low:.3g}"
     decimals = min(max(1 - math.floor(math.log10(max(high - low, 1e-5))), 0), 6)
     return f"{low:,.{decimals}f}–{high:,.{decimals}f}"
 

@@ -241,11 +241,16 @@ def dimension_bounds(sketch: NystromSketch, found: Audit, dimensions: Sequence[f
     ]
 
 
+def least_dimension(noise: float, n_rows: int, shift: float, error: float, dimension: float) -> float:
+    """What the exact effective dimension at one n·λ is not below: the sketch's, less round-off (L ⪯ K + noise·I)."""
+    return max(float(dimension * (1.0 - error) - n_rows * noise / (noise + shift)), 0.0)
+
+
 def dimension_interval(found: Audit, n_rows: int, shift: float, error: float, dimension: float) -> tuple[float, float]:
     """The same at one n·λ, the sketch's dimension there being known up to a relative error."""
-    low = dimension * (1.0 - error) - n_rows * found.noise / (found.noise + shift)
+    low = least_dimension(found.noise, n_rows, shift, error, dimension)
     high = dimension * (1.0 + error) + found.weight / (shift + found.weight / n_rows)
-    return max(float(low), 0.0), min(float(high), float(n_rows))
+    return low, min(float(high), float(n_rows))
 
 
 def summarize(

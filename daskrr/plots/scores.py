@@ -1,5 +1,6 @@
 """Pictures of leverage scores: how large they are, how certain, and what they depend on."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -82,7 +83,8 @@ def draw_scores(
 
 
 def _draw_mean(axes: Axes, mean: NDArray[np.float64]) -> None:
-    axes.axvline(mean[0], color=GUIDE, linestyle=":", linewidth=1.6, label="effective dimension / n", zorder=4)
+    label = "effective dimension / n" if len(mean) == 3 else "effective dimension / n, at least"
+    axes.axvline(mean[0], color=GUIDE, linestyle=":", linewidth=1.6, label=label, zorder=4)
     if len(mean) == 3:
         axes.axvspan(mean[1], mean[2], color=GUIDE, alpha=0.2, linewidth=0, zorder=1)
 
@@ -158,19 +160,18 @@ def draw_spectrum(
     ax: Axes | None,
     ranks: ArrayLike,
     eigenvalues: ArrayLike,
-    ridges: Sequence[float] | NDArray[np.float64],
+    labels: Sequence[str],
     shifts: NDArray[np.float64],
     dimensions: NDArray[np.float64],
     title: str = "",
 ) -> Axes:
-    """Eigenvalues in descending order, with n·λ and the effective dimension of every ridge."""
+    """Eigenvalues in descending order, with n·λ and the sketch's effective dimension at every ridge, and its label."""
     axes = axes_for(ax)
     x, y = np.asarray(ranks, float), np.asarray(eigenvalues, float)
     kept = y > 1e-16 * y.max(initial=0.0)
     axes.plot(x[kept], y[kept], color=BLUE, linewidth=1.6, marker="o", markersize=3.2, label="eigenvalues", zorder=3)
     axes.set(xscale="log", yscale="log")
-    for ridge, shift, dimension, colour in zip(ridges, shifts, dimensions, LINES * len(ridges), strict=False):
-        label = f"nλ at λ = {ridge:g}: effective dimension {dimension:.4g}"
+    for label, shift, dimension, colour in zip(labels, shifts, dimensions, LINES * len(labels), strict=False):
         axes.axhline(shift, color=colour, linewidth=1.4, label=label, zorder=2)
         axes.axvline(dimension, color=colour, linewidth=1.2, linestyle=":", zorder=2)
     axes.xaxis.set_major_formatter(whole)
@@ -185,21 +186,26 @@ def draw_path(
     dimensions: Sequence[float],
     lower: Sequence[float] | None,
     upper: Sequence[float] | None,
-    scored: Mapping[float, float],
+    scored: Mapping[float, tuple[float, tuple[float, float | None]]],
     title: str = "",
 ) -> Axes:
-    """Effective dimension against the ridge, with the interval that the exact one is in, and the ridges scored."""
+    """Effective dimension against the ridge, with the interval that the exact one is in, and the ridges scored.
+
+    Of a ridge that was scored, ``scored`` has the sketch's dimension and its own interval.
+    """
     axes = axes_for(ax)
     if lower is not None and upper is not None:
         least = 0.1 * min(dimensions)
         axes.fill_between(
             ridges, np.maximum(lower, least), upper, color=BLUE, alpha=0.25, linewidth=0, label="certainly in here"
         )  # fmt: skip
-    axes.plot(ridges, dimensions, color=BLUE, linewidth=2.0, label="of the sketch")
-    shown = {ridge: value for ridge, value in scored.items() if min(ridges) <= ridge <= max(ridges)}
-    axes.scatter(
-        list(shown), list(shown.values()), color=VERMILLION, edgecolor="white", s=46, zorder=4, label="scored"
-    )  # fmt: skip
+    axes.plot(ridges, dimensions, color=BLUE, linewidth=2.0, label="of the sketch: at least")
+    shown = {ridge: found for ridge, found in scored.items() if min(ridges) <= ridge <= max(ridges)}
+    values = [value for value, _ in shown.values()]
+    for ridge, (_, (low, high)) in shown.items():
+        if high is not None and math.isfinite(high):
+            axes.vlines(ridge, low, high, color=VERMILLION, linewidth=2.0, zorder=4)
+    axes.scatter(list(shown), values, color=VERMILLION, edgecolor="white", s=46, zorder=5, label="scored")
     axes.set(xscale="log", yscale="log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(dimensions) < 1000 * min(dimensions) else (1,)))
     axes.yaxis.set_major_formatter(_short)

@@ -69,7 +69,7 @@ def certified(X, kernel, ridge, n_landmarks, **options):
     found = dask.compute(result.scores, result.estimate, result.lower, result.upper)
     for values in found:
         assert np.all((values >= 0) & (values <= 1))
-    assert np.isfinite(result.effective_dimension)
+    assert np.isfinite(result.sketch_dimension)
     return found
 
 
