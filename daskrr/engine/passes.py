@@ -34,9 +34,11 @@ from daskrr.errors import DaskrrError, PoisonBlock, SourceUnreachable, check_cou
 
 log = logging.getLogger("daskrr")
 
-# A block should be worth its p × p partial sum and its share of task overhead, and no block should take minutes.
+# A block should be worth its p × p partial sum and its share of task overhead, no block should take minutes, and that
+# of an array without chunks is in memory as a whole.
 BLOCK_FLOPS = 1e9
 MAX_BLOCK_ROWS = 65536
+MAX_BLOCK_BYTES = 128 * 2**20
 ROWS_PER_LANDMARK = 8
 
 # A byte is decoded in about the time of 50 flops, and may take a twentieth of a block's time.
@@ -44,6 +46,9 @@ FLOPS_PER_DECODED_BYTE = 1000
 
 # A task whose workers died is given so many more, alone, before it is blamed.
 TRIES_ALONE = 2
+
+# Results of blocks that one task adds to the sum.
+ADDENDS = 4
 
 # Rows of a superblock: enough that writing its p × p sum costs little beside making it.
 SUPERBLOCK_ROWS = 65_536
@@ -74,6 +79,7 @@ def block_rows(n_landmarks: int, rows: Rows, wanted: int | None = None) -> int:
         by_flops = min(MAX_BLOCK_ROWS, int(BLOCK_FLOPS / n_landmarks**2))
         wanted = min(max(by_flops, ROWS_PER_LANDMARK * n_landmarks), MAX_BLOCK_ROWS // 2)
         wanted = 1 << (wanted - 1).bit_length()
+        wanted = max(1, min(wanted, MAX_BLOCK_BYTES // rows.row_bytes))
         worth_decoding = FLOPS_PER_DECODED_BYTE * unit * rows.row_bytes / (2 * n_landmarks**2)
         wanted = max(wanted, min(unit, int(worth_decoding)))
     check_count("block_rows", wanted)
