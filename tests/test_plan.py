@@ -239,6 +239,12 @@ def test_worker_bytes__of_wide_rows_hold_for_durable_jobs_and_stored_dtypes(dtyp
     check_worker(points, wide(20_000), 200, durable=tmp_path / "out.zarr", certify=True)
 
 
+@SLOW
+def test_worker_bytes__of_wide_rows_hold_for_an_array_that_travels():
+    X = np.random.default_rng(0).standard_normal((2000, 20_000))
+    check_worker(X, wide(20_000), 50, sampling="diagonal")
+
+
 def test_scheduler_bytes__count_the_landmarks():
     few, many = plan(rows(1000, 4)), plan(rows(1000, 400))
     assert many.scheduler_bytes - few.scheduler_bytes >= 3 * 8 * 50 * 396

@@ -88,6 +88,11 @@ def block_rows(n_landmarks: int, rows: Rows, wanted: int | None = None) -> int:
     return unit * round(wanted / unit)
 
 
+def window_size(n_threads: int) -> int:
+    """How many tasks are in flight: two for every thread, so that none waits for the client."""
+    return max(4, 2 * n_threads)
+
+
 def split(n_rows: int, height: int) -> list[Block]:
     """Cut ``n_rows`` into blocks of ``height`` rows; the last may be shorter."""
     starts = range(0, n_rows, height)
@@ -343,7 +348,7 @@ class ClusterExecutor:
 
     def _launch(self, work: Iterator[tuple[int, tuple[Delayed, Block]]], flights: deque[Flight]) -> None:
         """Hand the next tasks to the cluster, as many as there is room for."""
-        limit = max(4, 2 * self.watch.count_threads())
+        limit = window_size(self.watch.count_threads())
         running = sum(not flight.done for flight in flights)
         free = min(limit - running, limit + self.n_threads - len(flights))
         for index, (one, block) in itertools.islice(work, max(0, free)):

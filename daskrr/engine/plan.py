@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from dask.utils import format_bytes, format_time
 
-from daskrr.engine.passes import ADDENDS, ClusterExecutor, Executor, block_rows
+from daskrr.engine.passes import ADDENDS, ClusterExecutor, Executor, block_rows, window_size
 from daskrr.engine.rows import Rows, ZarrRows
 from daskrr.errors import DoesNotFit
 from daskrr.numerics.blas import one_thread
@@ -255,7 +255,7 @@ class _Memory:
         waiting = 0
         if self.n_blocks > 1:
             waiting = min(ADDENDS, self.n_blocks) * self.drawn(self.height) + 2 * self.drawn(self.rows.n_rows)
-        return self.workers.threads_each * self._thread + waiting
+        return self.workers.threads_each * self._thread + waiting + self._travelling
 
     @property
     def _thread(self) -> int:
@@ -279,6 +279,12 @@ class _Memory:
         """Rows of the input as stored and decoded, in float64, and their finite mask."""
         n_rows = self.rows.piece_rows(self.height)
         return n_rows * (3 * self.rows.row_bytes + 9 * self.rows.shape[1])
+
+    @property
+    def _travelling(self) -> int:
+        """Blocks of an array of the client, which are sent with tasks that wait to be run."""
+        waiting = window_size(self.workers.threads_each) if self.workers.apart and self.rows.in_memory else 0
+        return waiting * self.height * self.rows.row_bytes
 
     @property
     def _panels(self) -> int:
