@@ -1,10 +1,11 @@
 """The arguments of a run, checked before any long work."""
 
+import itertools
 import math
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,9 @@ from daskrr.engine.rows import Rows, open_rows
 from daskrr.errors import InvalidParameter, check_count, check_positive
 from daskrr.kernels import Kernel, as_kernel
 from daskrr.ledger import Ledger
-from daskrr.nystrom.audit import AUDIT_ROWS
+from daskrr.nystrom.audit import AUDIT_ROWS, MAX_AUDIT_ROWS, PROBE_ROWS
 from daskrr.nystrom.pass1 import Settings
-from daskrr.nystrom.rounds import FIRST_SHARE, Scheme, round_sizes
+from daskrr.nystrom.rounds import FIRST_SHARE, Scheme, most_candidates, n_candidates, round_sizes
 from daskrr.nystrom.sampling import check_seed, without_probabilities
 from daskrr.nystrom.selection import check_sampling
 
@@ -133,7 +134,7 @@ def prepare(
     on = Workers.of(where) if workers is None else Workers.embedded(check_count("workers", workers))
     certify = bool(options.certify) or target is not None
     rho = _check_probability(options.failure_probability)
-    work = _work(kernel, scheme, target, max(len(ridges), n_readings), certify and rho > 0, n_sums)
+    work = _work(kernel, scheme, target, rows.n_rows, max(len(ridges), n_readings), certify and rho > 0, n_sums)
     made = make_plan(rows, dtype, work, options.block_rows, on)
     settings = Settings(
         kernel, ridges, single, dtype, gamma or None, work.n_landmarks, made.scheduler_bytes,
@@ -230,20 +231,29 @@ def _check_probabilities(scheme: Scheme) -> None:
         raise without_probabilities()
 
 
-def _work(kernel: Kernel, scheme: Scheme, target: Target | None, n_ridges: int, audited: bool, n_sums: int) -> Work:
+def _work(
+    kernel: Kernel, scheme: Scheme, target: Target | None, n_rows: int, n_ridges: int, audited: bool, n_sums: int
+) -> Work:
     """What the plan has to count."""
     size = scheme.size if scheme.size is not None else max(1, len(scheme.sampling))  # type: ignore[arg-type]
-    residual_rounds: list[int] = []
-    full_rounds: list[int] = []
-    if target is not None:
-        full_rounds = list(target.sizes[:-1])
-    elif isinstance(scheme.sampling, str) and scheme.sampling == "residual":
-        residual_rounds = round_sizes(size, scheme.rounds)[:-1]
-    elif isinstance(scheme.sampling, str) and scheme.sampling == "leverage":
-        full_rounds = [max(1, size // FIRST_SHARE)]
-    named = isinstance(scheme.sampling, str)
+    by_name = scheme.sampling if isinstance(scheme.sampling, str) else None
     weighs = isinstance(scheme.sampling, Rows) or (
-        named and scheme.sampling != "uniform" and not kernel.constant_diagonal
-    )  # fmt: skip
+        by_name is not None and by_name != "uniform" and not kernel.constant_diagonal
+    )
     audit_rows = scheme.audit_rows if audited else 0
-    return Work(size, n_ridges, weighs, tuple(residual_rounds), tuple(full_rounds), audit_rows, n_sums)
+    work = Work(
+        size, n_ridges, weighs, audit_rows=audit_rows, draws=(PROBE_ROWS, audit_rows), n_sums=n_sums,
+        landmark_copies=kernel.landmark_copies,
+    )  # fmt: skip
+    if target is not None:
+        audit_rows = max(audit_rows, MAX_AUDIT_ROWS) if audited else 0
+        most = (PROBE_ROWS, audit_rows, most_candidates(-(-size // 2)))
+        return replace(work, full_rounds=target.sizes[:-1], audit_rows=audit_rows, draws=most)
+    if by_name == "residual":
+        sizes = round_sizes(size, scheme.rounds)
+        candidates = ((n_candidates(most - few, most, n_rows) + 1,) for few, most in itertools.pairwise(sizes))
+        draws = max([work.draws, *candidates], key=sum)
+        return replace(work, residual_rounds=tuple(sizes[:-1]), draws=draws)
+    if by_name == "leverage":
+        return replace(work, full_rounds=(max(1, size // FIRST_SHARE),), draws=(PROBE_ROWS, scheme.audit_rows))
+    return work

@@ -9,6 +9,7 @@ from typing import Any
 from daskrr.arguments import FAST_GROWTH, SLOW_GROWTH, Job, Target
 from daskrr.engine.passes import Run
 from daskrr.fitting import Pace, fit
+from daskrr.nystrom.audit import MAX_AUDIT_ROWS
 from daskrr.nystrom.certificates import Certificate
 from daskrr.nystrom.pass1 import Settings
 from daskrr.nystrom.rounds import first_landmarks, grow
@@ -18,7 +19,6 @@ log = logging.getLogger("daskrr")
 
 # If more than this share of the tolerance is owed to the size of the audit, the next one is larger.
 AUDIT_SHARE = 0.5
-MAX_AUDIT_ROWS = 4000
 # An interval that is so many times as wide as it may be needs many more landmarks.
 FAR = 4.0
 

@@ -14,10 +14,12 @@ import daskrr
 from daskrr import exact, fitting
 from daskrr.errors import DaskrrError
 from daskrr.kernels import Gaussian, Laplacian, Linear, Matern, Polynomial
-from daskrr.numerics.reservoir import Order
+from daskrr.numerics.reservoir import Order, Reservoir
+from daskrr.nystrom import audit
 from daskrr.nystrom.audit import audit_draws, confirmed_largest_eigenvalue, draw_apart, probe_draw
+from daskrr.nystrom.reading import whitener_of
 from daskrr.nystrom.rounds import landmark_draw
-from daskrr.nystrom.sampling import child
+from daskrr.nystrom.sampling import child, stream
 
 
 @pytest.fixture(autouse=True)
@@ -264,7 +266,7 @@ def test_audit_draws__differ_from_all_other_draws():
         for draw in drawn.values()
     ]
     orders += [Order.of(child(7, "landmarks", number)) for number in range(6)]
-    assert len(set(orders)) == len(orders) == 6 * 5
+    assert len(set(orders)) == len(orders) == 6 * 4
     other = [draw.order for draw in audit_draws(8, 0, 10).values()]
     assert not set(other) & set(orders)
     firsts = {tuple(np.argsort(order.keys(np.ones(50), 0))[:10]) for order in orders}
@@ -274,6 +276,34 @@ def test_audit_draws__differ_from_all_other_draws():
 def test_audit_draws__are_none_without_rows():
     assert audit_draws(0, 0, 0) == {}
     assert {draw.size for draw in audit_draws(0, 0, 17).values()} == {17}
+
+
+@pytest.mark.parametrize("n_others", [0, 1, 40, 100])
+def test_audit_rows__are_drawn_by_residual_and_by_chance_and_each_counted(n_others):
+    X, kernel, generator = rows(60), Gaussian(1.0), np.random.default_rng(1)
+    drawn = Reservoir.of(Order.of(child(3, "audit", 0, 1)), 100, generator.random(60), 0, X)
+    payload = certified(X, kernel, 1e-2, 10).sketch.algebra.fetch("whitener")
+    others = np.sort(generator.integers(60, size=n_others))
+    again = drawn.draw(100 - n_others, stream(3, "audit"))
+    own = audit._counted_rows(drawn, 100 - n_others, stream(3, "audit"))
+    found, weights, counts = audit._with_others(
+        own, drawn.rows, whitener_of(payload, kernel, np.dtype(float)), others, X[np.unique(others)]
+    )
+    expected, times = np.unique(np.concatenate([drawn.rows[again], others]), return_counts=True)
+    numbers = np.array([int(np.flatnonzero((one == X).all(axis=1))[0]) for one in found])
+    np.testing.assert_array_equal(np.sort(numbers), expected)
+    np.testing.assert_array_equal(counts[np.argsort(numbers)], times)
+    assert (weights > 0).all()
+
+
+def test_audit__draws_by_chance_where_round_off_is_all_there_is():
+    X = rows(300)
+    found = certified(X, Linear(), 1e-3, sampling=np.arange(20))
+    totals = found.audit
+    assert 300 * totals.noise > 0.1 * totals.weight
+    K = X @ X.T
+    B = found.sketch.algebra.bring().whitening.inverse @ X[found.sketch.pivots] @ X.T
+    assert np.linalg.norm(K - B.T @ B, 2) <= totals.delta
 
 
 def test_audit__does_not_depend_on_blocks():

@@ -5,14 +5,18 @@ import json
 import dask.array as da
 import numpy as np
 import pytest
+import zarr
+from distributed import Client
 from strategies import as_zarr, forbidden
 
 import daskrr
+from benchmarks.harness import peak_bytes, worker_pids
+from daskrr.apps.clusters import local_cluster
 from daskrr.engine.passes import Block, LocalExecutor, block_rows, split
 from daskrr.engine.plan import Workers, check_fits, measure_matmul
 from daskrr.engine.rows import Rows
 from daskrr.errors import DoesNotFit, InvalidParameter
-from daskrr.kernels import Function, Gaussian, Linear
+from daskrr.kernels import Cosine, Function, Gaussian, Linear, Matern
 from daskrr.numerics.tiles import tile_rows
 
 
@@ -61,6 +65,11 @@ def test_block_rows__share_a_large_chunk_where_decoding_it_again_is_cheap(n_land
 
 def test_block_rows__leave_a_huge_chunk_whole():
     assert block_rows(100, Chunked(10**7)) == 10**7
+
+
+def test_block_rows__of_wide_rows_are_few():
+    assert block_rows(500, Chunked(1, n_features=50_000)) * 50_000 * 8 <= 128 * 2**20
+    assert block_rows(500, Chunked(1, n_features=8)) == 4096
 
 
 def test_block_rows__smaller_than_a_chunk_cut_it_evenly():
@@ -158,3 +167,85 @@ def test_check_fits__names_the_worker_without_room():
     check_fits(made, Workers.of(LocalExecutor()))
     with pytest.raises(DoesNotFit, match=r"500 landmarks need .* worker tcp://c has 1 MiB"):
         check_fits(made, Workers(3, 1, 3, limits | {"tcp://c": 2**20}, apart=True))
+
+
+# --- Memory, measured -----------------------------------------------------------------------------------
+
+
+def write_rows(path, n, d, dtype="float64"):
+    """Random rows in chunks of about 8 MiB."""
+    height = max(1, min(n, 2**20 // d))
+    array = zarr.create_array(path, shape=(n, d), chunks=(height, d), dtype=dtype)
+    random = np.random.default_rng(0)
+    for start in range(0, n, height):
+        array[start : start + height] = random.standard_normal((min(height, n - start), d))
+    return str(path)
+
+
+def wide(d):
+    return Gaussian(d**0.5)
+
+
+SLOW = pytest.mark.slow
+SHAPES = [
+    (8, 12_000, 200),
+    (2000, 3000, 200),
+    pytest.param(20_000, 1500, 200, marks=SLOW),
+    pytest.param(50_000, 800, 150, marks=SLOW),
+]
+
+
+def check_worker(points, kernel, n_landmarks, slack=3.5, durable=None, **options):
+    """Run on a worker with no more memory than planned: it survives, and its peak is below the plan, not by far."""
+    options |= {"random_state": 0}
+    made = daskrr.plan(points, kernel, 1e-3, n_landmarks, workers=1, **options)
+    with local_cluster(1, made.memory_limit) as cluster, Client(cluster) as client:
+        before = worker_pids(client)
+        if durable is None:
+            daskrr.leverage_scores(points, kernel, 1e-3, n_landmarks, progress=False, **options).scores.sum().compute()
+        else:
+            daskrr.score_to_zarr(points, durable, kernel, 1e-3, n_landmarks, progress=False, **options)
+        assert worker_pids(client) == before
+        peak = max(map(peak_bytes, before.values()))
+    assert peak <= made.worker_bytes <= slack * peak
+
+
+@pytest.mark.parametrize("certify", [False, True])
+@pytest.mark.parametrize(("d", "n", "n_landmarks"), SHAPES)
+def test_worker_bytes__are_no_less_than_a_worker_takes(d, n, n_landmarks, certify, tmp_path):
+    check_worker(write_rows(tmp_path / "x.zarr", n, d), wide(d), n_landmarks, slack=2.5, certify=certify)
+
+
+@SLOW
+@pytest.mark.parametrize(
+    ("kernel", "options"),
+    [
+        (Cosine(), {}),
+        (Linear(), {"certify": True}),
+        (wide(20_000) + Matern(150.0), {}),
+        (wide(20_000), {"sampling": "diagonal"}),
+        (wide(20_000), {"dtype": "float32", "certify": True}),
+        (wide(20_000), {"block_rows": 200, "certify": True}),
+    ],
+)
+def test_worker_bytes__of_wide_rows_know_the_kernel_and_the_sampling(kernel, options, tmp_path):
+    check_worker(write_rows(tmp_path / "x.zarr", 1500, 20_000), kernel, 200, **options)
+
+
+@SLOW
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int8"])
+def test_worker_bytes__of_wide_rows_hold_for_durable_jobs_and_stored_dtypes(dtype, tmp_path):
+    points = write_rows(tmp_path / "x.zarr", 1500, 20_000, dtype)
+    check_worker(points, wide(20_000), 200, durable=tmp_path / "out.zarr", certify=True)
+
+
+@SLOW
+def test_worker_bytes__of_wide_rows_hold_for_an_array_that_travels():
+    X = np.random.default_rng(0).standard_normal((2000, 20_000))
+    check_worker(X, wide(20_000), 50, sampling="diagonal")
+
+
+def test_scheduler_bytes__count_the_landmarks():
+    few, many = plan(rows(1000, 4)), plan(rows(1000, 400))
+    assert many.scheduler_bytes - few.scheduler_bytes >= 3 * 8 * 50 * 396
+    assert many.bytes_moved > few.bytes_moved

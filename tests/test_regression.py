@@ -253,6 +253,70 @@ def test_save__keeps_what_predicts(several, tmp_path):
     model.save(tmp_path / "model.zarr", overwrite=True)
 
 
+def same(one, other):
+    """Whether two parameters are equal, arrays and what they are in included."""
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return isinstance(one, np.ndarray) and one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, (list, tuple)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+MODELS = [
+    NystromKernelRidge(n_landmarks=20, random_state=3),
+    NystromKernelRidge(
+        {"kernel": "gaussian", "length_scale": "median"}, 1e-2, tolerance=0.9, absolute_tolerance=0.5,
+        max_landmarks=100, certify=False, failure_probability=1e-3, block_rows=40, progress=None,
+        random_state=np.int64(4),
+    ),
+    NystromKernelRidge(Laplacian((1.0, 2.0, 3.0)), 1e-2, sampling=np.arange(25), fit_intercept=True, dtype=np.float32),
+    NystromKernelRidge(
+        2.0 * Linear() + Gaussian(1.0), np.float64(0.5), 15, sampling=np.full(80, 1 / 80), sketch_ridge=1e-3,
+        missing_chunks="fill", epsilon=0.2, replacement=True,
+    ),
+    NystromKernelRidge(KERNEL, 1e-2, sampling=[1, 5, 3, 7], rounds=3, dtype=np.dtype("float64")),
+    daskrr.NystromKernelRidgeCV(
+        [Gaussian(1.0), {"kernel": "matern", "length_scale": 2.0}], np.logspace(-4, 0, 3), 20, scoring="kfold", folds=3,
+        sampling="uniform", replacement=False, random_state=1,
+    ),
+    daskrr.NystromKernelRidgeCV(ridges=(1e-3, 1e-2), n_landmarks=20, scoring="loo", random_state=1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("model", MODELS, ids=range(len(MODELS)))
+def test_load__gives_back_every_parameter(model, tmp_path):
+    X = rows()
+    model = clone(model).fit(X, targets(X))
+    model.save(tmp_path / "model.zarr")
+    loaded = daskrr.load(tmp_path / "model.zarr")
+    assert type(loaded) is type(model)
+    found, expected = loaded.get_params(), model.get_params()
+    assert found.keys() == expected.keys()
+    assert all(same(found[name], expected[name]) for name in expected), (found, expected)
+    np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
+    assert clone(loaded).fit(X, targets(X)).n_features_in_ == 3
+    if isinstance(model, daskrr.NystromKernelRidgeCV):
+        assert loaded.best_score_ == model.best_score_
+        assert loaded.cv_results_["kernels"] == model.cv_results_["kernels"]
+        np.testing.assert_array_equal(loaded.cv_results_["errors"], model.cv_results_["errors"])
+
+
+def test_load__gives_back_the_values_of_lazy_probabilities_and_no_function_of_progress(tmp_path):
+    X, lazy = rows(), da.full(80, 1 / 80, chunks=30)
+    fitted(X, targets(X), sampling=lazy, progress=lambda event: None).save(tmp_path / "model.zarr")
+    loaded = daskrr.load(tmp_path / "model.zarr")
+    np.testing.assert_array_equal(loaded.sampling, lazy.compute())
+    assert loaded.progress is None
+
+
+def test_load__refuses_an_estimator_that_it_does_not_know(tmp_path):
+    fitted(rows(), targets(rows())).save(tmp_path / "model.zarr")
+    group = zarr.open_group(tmp_path / "model.zarr", mode="r+")
+    group.attrs["daskrr"] = json.loads(json.dumps(group.attrs["daskrr"])) | {"estimator": "Oracle"}
+    with pytest.raises(InvalidData, match="the model is a Oracle, and this daskrr reads NystromKernelRidge"):
+        daskrr.load(tmp_path / "model.zarr")
+
+
 def test_load__refuses_what_is_no_model_of_its_version(tmp_path):
     X = rows()
     with pytest.raises(InvalidData, match="there is not a model at"):

@@ -104,7 +104,7 @@ def test_of__keeps_the_rows_with_the_smallest_keys(seed, n, size):
     np.testing.assert_array_equal(found.X[:, 0], found.rows)
     np.testing.assert_array_equal(found.weights, weights[expected])
     assert np.all(np.diff(found.keys) > 0)
-    assert found.X.dtype == np.float64
+    assert found.X.dtype == np.int64
 
 
 def test_of__larger_reservoirs_begin_with_smaller_ones():

@@ -12,8 +12,9 @@ from daskrr.apps import clusters, wording
 from daskrr.apps.parsing import make_kernel, model_arguments, parameters_of, refuse_file
 from daskrr.apps.telling import emit, silence, told
 from daskrr.engine.storage import OutputStore
+from daskrr.regression.loading import load
 from daskrr.regression.model import PREDICTIONS
-from daskrr.regression.ridge import NystromKernelRidge, load
+from daskrr.regression.ridge import NystromKernelRidge
 from daskrr.regression.saving import MODEL
 from daskrr.regression.selection import NystromKernelRidgeCV
 

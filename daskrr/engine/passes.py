@@ -34,9 +34,11 @@ from daskrr.errors import DaskrrError, PoisonBlock, SourceUnreachable, check_cou
 
 log = logging.getLogger("daskrr")
 
-# A block should be worth its p × p partial sum and its share of task overhead, and no block should take minutes.
+# A block should be worth its p × p partial sum and its share of task overhead, no block should take minutes, and that
+# of an array without chunks is in memory as a whole.
 BLOCK_FLOPS = 1e9
 MAX_BLOCK_ROWS = 65536
+MAX_BLOCK_BYTES = 128 * 2**20
 ROWS_PER_LANDMARK = 8
 
 # A byte is decoded in about the time of 50 flops, and may take a twentieth of a block's time.
@@ -44,6 +46,9 @@ FLOPS_PER_DECODED_BYTE = 1000
 
 # A task whose workers died is given so many more, alone, before it is blamed.
 TRIES_ALONE = 2
+
+# Results of blocks that one task adds to the sum.
+ADDENDS = 4
 
 # Rows of a superblock: enough that writing its p × p sum costs little beside making it.
 SUPERBLOCK_ROWS = 65_536
@@ -74,12 +79,18 @@ def block_rows(n_landmarks: int, rows: Rows, wanted: int | None = None) -> int:
         by_flops = min(MAX_BLOCK_ROWS, int(BLOCK_FLOPS / n_landmarks**2))
         wanted = min(max(by_flops, ROWS_PER_LANDMARK * n_landmarks), MAX_BLOCK_ROWS // 2)
         wanted = 1 << (wanted - 1).bit_length()
+        wanted = max(1, min(wanted, MAX_BLOCK_BYTES // rows.row_bytes))
         worth_decoding = FLOPS_PER_DECODED_BYTE * unit * rows.row_bytes / (2 * n_landmarks**2)
         wanted = max(wanted, min(unit, int(worth_decoding)))
     check_count("block_rows", wanted)
     if wanted < unit:
         return -(-unit // round(unit / wanted))
     return unit * round(wanted / unit)
+
+
+def window_size(n_threads: int) -> int:
+    """How many tasks are in flight: two for every thread, so that none waits for the client."""
+    return max(4, 2 * n_threads)
 
 
 def split(n_rows: int, height: int) -> list[Block]:
@@ -337,7 +348,7 @@ class ClusterExecutor:
 
     def _launch(self, work: Iterator[tuple[int, tuple[Delayed, Block]]], flights: deque[Flight]) -> None:
         """Hand the next tasks to the cluster, as many as there is room for."""
-        limit = max(4, 2 * self.watch.count_threads())
+        limit = window_size(self.watch.count_threads())
         running = sum(not flight.done for flight in flights)
         free = min(limit - running, limit + self.n_threads - len(flights))
         for index, (one, block) in itertools.islice(work, max(0, free)):

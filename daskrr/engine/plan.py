@@ -7,17 +7,28 @@ from typing import Any
 import numpy as np
 from dask.utils import format_bytes, format_time
 
-from daskrr.engine.passes import ClusterExecutor, Executor, block_rows
+from daskrr.engine.passes import ADDENDS, ClusterExecutor, Executor, block_rows, window_size
 from daskrr.engine.rows import Rows, ZarrRows
 from daskrr.errors import DoesNotFit
 from daskrr.numerics.blas import one_thread
-from daskrr.numerics.tiles import PANEL_BYTES, tile_rows
+from daskrr.numerics.tiles import PANEL_BYTES, panel_rows, tile_rows
 
 # Resident bytes of a worker process that has imported everything and computed nothing yet.
 IDLE_WORKER_BYTES = 160 * 2**20
 
 # Dask spills to disk from 0.7 of the memory limit; staying below 0.65 keeps it from starting.
 USABLE_SHARE = 0.65
+
+# Copies of the landmarks: as chosen, as sent to be factored, and the factor's own of this round and the one before; on
+# the scheduler, as received, decoded and factored, and on their way to workers.
+WORKER_LANDMARKS = 3
+SCHEDULER_LANDMARKS = 5
+
+# Copies that kernels make of a panel of rows, in float64.
+PANEL_COPIES = 5
+
+# Copies of the rows of an audit besides those that were drawn: rows drawn by chance, and all together.
+COMPARED_COPIES = 2
 
 
 @dataclass(frozen=True)
@@ -133,8 +144,12 @@ class Work:
         Landmarks of earlier rounds: those that need residuals alone, and those that run both passes.
     audit_rows
         Rows of the audit.
+    draws
+        Rows that the pass which draws most draws meanwhile, each number for a use of its own.
     n_sums
         Gram matrices that pass 1 keeps apart.
+    landmark_copies
+        Copies of the landmarks that the kernel makes.
     """
 
     n_landmarks: int
@@ -143,7 +158,9 @@ class Work:
     residual_rounds: tuple[int, ...] = ()
     full_rounds: tuple[int, ...] = ()
     audit_rows: int = 0
+    draws: tuple[int, ...] = ()
     n_sums: int = 1
+    landmark_copies: int = 2
 
     def flops(self, n: int, d: int) -> float:
         """Floating-point operations of all passes over n rows of d features."""
@@ -167,10 +184,13 @@ def make_plan(rows: Rows, dtype: np.dtype, work: Work, wanted_rows: int | None, 
     height = block_rows(work.n_landmarks, rows, wanted_rows)
     n_blocks = -(-n // height)
     sampled = min(p, n_blocks)
-    matrix = 8 * p * p
+    matrix, landmarks = 8 * p * p, 8 * p * d
     carried = 0 if isinstance(rows, ZarrRows) else rows.nbytes * 3
-    worker = _worker_bytes(rows, p, dtype, min(height, n), work, workers)
+    memory = _Memory(rows, p, dtype, min(height, n), n_blocks, work, workers)
+    worker = memory.worker_bytes
     certified = work.audit_rows > 0
+    matrices = 5 + work.n_sums if work.n_ridges == 1 and not certified else 8 + work.n_sums
+    per_block = work.n_sums * matrix + memory.drawn(height)
     return Plan(
         origin=rows.origin,
         n_rows=n,
@@ -185,31 +205,101 @@ def make_plan(rows: Rows, dtype: np.dtype, work: Work, wanted_rows: int | None, 
         readings=work.passes + 1,
         flops=work.flops(n, d),
         bytes_read=rows.nbytes * work.passes + min(rows.nbytes, sampled * height * rows.nbytes // n),
-        bytes_moved=matrix * (work.n_sums * n_blocks + 2 * workers.n_workers + 2) + carried,
+        bytes_moved=per_block * n_blocks + (matrix + landmarks) * (2 * workers.n_workers + 2) + carried,
         bytes_written=(2 * work.n_ridges * (1 + certified) + 1) * 8 * n,
         worker_bytes=worker,
         memory_limit=int(worker / USABLE_SHARE),
-        scheduler_bytes=(5 + work.n_sums if work.n_ridges == 1 and not certified else 8 + work.n_sums) * matrix,
+        scheduler_bytes=matrices * matrix + SCHEDULER_LANDMARKS * landmarks,
     )
 
 
-def _worker_bytes(rows: Rows, p: int, dtype: np.dtype, height: int, work: Work, workers: Workers) -> int:
-    """Interpreter; the factor as received and as used; sums held, sent and received; what is kept of every row; tiles.
+@dataclass(frozen=True)
+class _Memory:
+    """What is in the memory of a worker, at most, in parts that can be there at the same time."""
 
-    A thread holds one tile, or two for several ridges, the partial sum that it makes and two that wait to be added, one
-    input piece as stored and decoded, its finite mask, panels, some numbers of every row and ridge, and the rows that
-    it draws. One worker holds the matrices of the audit.
-    """
-    matrix = 8 * p * p
-    piece = rows.piece_bytes if isinstance(rows, ZarrRows) else height * rows.row_bytes
-    tile = min(tile_rows(p), height) * p * dtype.itemsize * (1 if work.n_ridges == 1 else 2)
-    drawn = 8 * work.audit_rows * (rows.shape[1] + 3) * 4
-    per_row = 8 * height * (16 + 8 * (work.n_ridges - 1))
-    per_thread = tile + 3 * work.n_sums * matrix + 4 * piece + 4 * PANEL_BYTES + per_row + drawn
-    shared = matrix * (6 if workers.apart else 4) + 4 * work.n_sums * matrix
-    audit = 8 * work.audit_rows * (3 * work.audit_rows + p)
-    kept = 10 * rows.n_rows * (1 + work.weighs_rows + bool(work.full_rounds)) // workers.n_workers
-    return IDLE_WORKER_BYTES + shared + kept + max(workers.threads_each * per_thread, audit)
+    rows: Rows
+    p: int
+    dtype: np.dtype
+    height: int
+    n_blocks: int
+    work: Work
+    workers: Workers
+
+    @property
+    def worker_bytes(self) -> int:
+        """The interpreter, what is held all the time, and either the work of a pass or that on rows which it drew."""
+        kept = 10 * self.rows.n_rows * (1 + self.work.weighs_rows + bool(self.work.full_rounds))
+        held = self._factors + self._landmarks * WORKER_LANDMARKS + kept // self.workers.n_workers
+        return IDLE_WORKER_BYTES + held + max(self._passing, self._comparing)
+
+    @property
+    def _matrix(self) -> int:
+        return 8 * self.p**2
+
+    @property
+    def _landmarks(self) -> int:
+        return 8 * self.p * self.rows.shape[1]
+
+    @property
+    def _factors(self) -> int:
+        """The factor as received and as used; sums held, sent and received."""
+        return self._matrix * ((6 if self.workers.apart else 4) + 4 * self.work.n_sums)
+
+    def drawn(self, height: int) -> int:
+        """Rows drawn among ``height`` rows, with their keys, numbers and weights."""
+        return sum(min(size, height) for size in self.work.draws) * (self.rows.row_bytes + 24)
+
+    @property
+    def _passing(self) -> int:
+        """What every thread works on; rows drawn in blocks wait to be added to those drawn before."""
+        waiting = 0
+        if self.n_blocks > 1:
+            waiting = min(ADDENDS, self.n_blocks) * self.drawn(self.height) + 2 * self.drawn(self.rows.n_rows)
+        return self.workers.threads_each * self._thread + waiting + self._travelling
+
+    @property
+    def _thread(self) -> int:
+        """What one thread holds.
+
+        A tile, or two for several ridges; the partial sum that it makes and two that wait to be added; a piece of the
+        input; panels; some numbers of every row and ridge; what the kernel prepares of the landmarks; and the rows that
+        it has drawn, before and after a merge.
+        """
+        work = self.work
+        tile = min(tile_rows(self.p), self.height) * self.p * self.dtype.itemsize * (1 if work.n_ridges == 1 else 2)
+        per_row = 8 * self.height * (16 + 8 * (work.n_ridges - 1))
+        prepared = work.landmark_copies * self._landmarks
+        return (
+            tile + 3 * work.n_sums * self._matrix + self._pieces + self._panels + per_row + prepared
+            + 2 * self.drawn(self.height)
+        )  # fmt: skip
+
+    @property
+    def _pieces(self) -> int:
+        """Rows of the input as stored and decoded, in float64, and their finite mask."""
+        n_rows = self.rows.piece_rows(self.height)
+        return n_rows * (3 * self.rows.row_bytes + 9 * self.rows.shape[1])
+
+    @property
+    def _travelling(self) -> int:
+        """Blocks of an array of the client, which are sent with tasks that wait to be run."""
+        waiting = window_size(self.workers.threads_each) if self.workers.apart and self.rows.in_memory else 0
+        return waiting * self.height * self.rows.row_bytes
+
+    @property
+    def _panels(self) -> int:
+        d = self.rows.shape[1]
+        return 4 * PANEL_BYTES + PANEL_COPIES * min(self.height, panel_rows(self.p, d)) * 8 * d
+
+    @property
+    def _comparing(self) -> int:
+        """An audit or a choice: rows drawn, those compared, what the kernel prepares of them, matrices of all pairs."""
+        work, n = self.work, self.rows.n_rows
+        m = min(max(work.draws, default=0), n)
+        compared = 8 * m * self.rows.shape[1]
+        matrices = 8 * m * (4 * m + 2 * self.p)
+        prepared = work.landmark_copies * (compared + self._landmarks)
+        return self.drawn(n) + COMPARED_COPIES * compared + prepared + matrices + self._panels
 
 
 def check_fits(plan: Plan, workers: Workers) -> None:

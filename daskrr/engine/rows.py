@@ -39,8 +39,6 @@ class Rows:
         As stored; values are brought to float64 before any sum.
     unit_rows
         Rows of the chunks that it is stored in (1: no preference).
-    piece_bytes
-        Largest number of bytes that a block decodes at a time.
     origin
         What it is and where it comes from, for messages.
     """
@@ -48,8 +46,11 @@ class Rows:
     shape: tuple[int, ...]
     dtype: np.dtype
     unit_rows: int
-    piece_bytes: int
     origin: str
+
+    def piece_rows(self, height: int) -> int:
+        """How many rows of a block of ``height`` rows are in memory at a time."""
+        return height
 
     def source(self, start: int, stop: int) -> Any:
         """What a task needs to read the rows from ``start`` to ``stop``; see :func:`pieces`."""
@@ -137,8 +138,7 @@ class NumpyRows(Rows):
 
     def __init__(self, array: NDArray) -> None:
         self.array = array
-        self.shape, self.dtype, self.unit_rows = array.shape, array.dtype, 1
-        self.piece_bytes, self.origin = 0, "NumPy array"
+        self.shape, self.dtype, self.unit_rows, self.origin = array.shape, array.dtype, 1, "NumPy array"
 
     @property
     def in_memory(self) -> bool:
@@ -155,7 +155,7 @@ class ConstantRows(Rows):
 
     def __init__(self, n_rows: int, value: float) -> None:
         self.value, self.shape, self.dtype = value, (n_rows,), np.dtype(np.float64)
-        self.unit_rows, self.piece_bytes, self.origin = 1, 0, "NumPy array"
+        self.unit_rows, self.origin = 1, "NumPy array"
 
     @property
     def in_memory(self) -> bool:
@@ -186,7 +186,6 @@ class DaskRows(Rows):
         self.shape, self.dtype = array.shape, array.dtype
         heights = set(self.array.chunks[0][:-1]) - {0}
         self.unit_rows = heights.pop() if len(heights) == 1 else 1
-        self.piece_bytes = max(self.array.chunks[0]) * self.row_bytes
         self.origin = f"Dask array of {self.array.npartitions} chunks"
 
     def source(self, start: int, stop: int) -> Any:
@@ -225,10 +224,13 @@ class ZarrRows(Rows):
         self.refuse_missing = refuse_missing
         self.shape, self.dtype = array.shape, array.dtype
         self.unit_rows = unit_rows(array)
-        self.piece_bytes = min(piece_rows(array, self.unit_rows), self.n_rows) * self.row_bytes
         self.origin = redact(origin or str(self.array.store_path))
         if refuse_missing:
             patiently(lambda: refuse_missing_chunks(self.array, self.origin), f"find all chunks of {self.origin}")
+
+    def piece_rows(self, height: int) -> int:
+        """A chunk, which is decoded as a whole, or some small ones."""
+        return min(piece_rows(self.array, self.unit_rows), self.n_rows)
 
     def source(self, start: int, stop: int) -> bytes:
         """The array's address and the rows, sealed."""
@@ -242,7 +244,10 @@ class JoinedRows(Rows):
         self.rows, self.column, self.scale = rows, column, scale
         self.shape, self.dtype = (rows.n_rows, rows.shape[1] + 1), np.dtype(np.float64)
         self.unit_rows, self.origin = rows.unit_rows, rows.origin
-        self.piece_bytes = max(rows.piece_bytes, 1) * 3
+
+    def piece_rows(self, height: int) -> int:
+        """As of the rows."""
+        return self.rows.piece_rows(height)
 
     @property
     def in_memory(self) -> bool:

@@ -15,6 +15,9 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from daskrr.errors import InvalidData, InvalidParameter
 from daskrr.kernels.common import Array, as_rows, checked_number, quiet, set_fields
 
+# Elements of rows that are compared at a time: kernels make copies of them.
+_PANEL = 1 << 21
+
 
 class Columns:
     """The columns of a kernel against fixed landmarks, ready to be evaluated panel by panel.
@@ -91,7 +94,11 @@ class Kernel(ABC):
         if rows.shape[1] != others.shape[1]:
             raise InvalidData(f"rows with {rows.shape[1]} and {others.shape[1]} features cannot be compared")
         self._check_ready(rows.shape[1])
-        return self._matrix(rows, others)
+        values = np.empty((len(rows), len(others)))
+        height = max(16, _PANEL // max(1, rows.shape[1]))
+        for start in range(0, len(rows), height):
+            values[start : start + height] = self._matrix(rows[start : start + height], others)
+        return values
 
     @quiet
     def diagonal(self, X: ArrayLike) -> NDArray[np.float64]:
@@ -134,6 +141,11 @@ class Kernel(ABC):
     def constant_diagonal(self) -> bool:
         """Whether the kernel of a row with itself is the same for every row."""
         return bool(self._parts) and all(part.constant_diagonal for part in self._parts)
+
+    @property
+    def landmark_copies(self) -> int:
+        """How many copies of the landmarks in float64 there are at most while columns are prepared and evaluated."""
+        return 1 + sum(part.landmark_copies for part in self._parts)
 
     @property
     def needs_sample(self) -> bool:

@@ -10,6 +10,11 @@ from daskrr.kernels.common import Array, as_float64, checked_integer, checked_nu
 
 
 class _DotKernel(Kernel):
+    @property
+    def landmark_copies(self) -> int:
+        """Lifted, and transposed."""
+        return 2
+
     def _lift(self, X: Array) -> Array:
         return X
 
@@ -112,7 +117,8 @@ class Cosine(_DotKernel):
         largest = np.max(np.abs(as_float64(X)), axis=1, keepdims=True, initial=0.0)
         unit = X / np.where(largest == 0.0, 1.0, largest)
         norms = np.sqrt(squared_norms(unit))[:, None]
-        return unit / np.where(norms == 0.0, 1.0, norms)
+        unit /= np.where(norms == 0.0, 1.0, norms)
+        return unit
 
     def _diagonal(self, X: Array) -> Array:
         return np.any(X != 0, axis=1).astype(np.float64)

@@ -32,6 +32,11 @@ class _RadialKernel(DistanceKernel):
     # Below this ratio of the error of eta to the tolerance, no distance is too short for a matrix product.
     _harmless: ClassVar[float]
 
+    @property
+    def landmark_copies(self) -> int:
+        """Scaled for differences, and lifted for the matrix product."""
+        return 2
+
     @abstractmethod
     def _profile(self, out: Array) -> None:
         """Turn -eta into kernel values in place."""
@@ -95,11 +100,16 @@ class _MatrixProduct:
         self._kernel = kernel
         self._differences = _Differences(kernel, Z)
         # Dividing before the sum, since the sum of huge rows would overflow.
-        self._centre = np.sum(Z / n_landmarks, axis=0)
+        self._centre = np.full(n_landmarks, 1 / n_landmarks) @ Z
         self._scales = kernel._scales(n_features) / math.sqrt(2 * kernel._gain)
-        lifted, squares = self._lift(Z, np.empty((0, 0), dtype))
-        lifted[:, -2:] = lifted[:, [-1, -2]]
-        self._landmarks = np.ascontiguousarray(lifted.T)
+        self._landmarks = np.empty((n_features + 2, n_landmarks), dtype)
+        squares = np.empty(n_landmarks)
+        # A few at a time: the landmarks of wide rows take much room.
+        height = max(1, _SCRATCH // n_features)
+        for few in (slice(start, start + height) for start in range(0, n_landmarks, height)):
+            lifted, squares[few] = self._lift(Z[few], self._landmarks)
+            lifted[:, -2:] = lifted[:, [-1, -2]]
+            self._landmarks[:, few] = lifted.T
         self._largest = float(np.max(squares))
         # Error of the squared distance in units of u (|x|² + |z|²): rounding of the rows and of their
         # norms, and the random walk of the rounding errors along the sum over features.
@@ -120,7 +130,8 @@ class _MatrixProduct:
         lifted = np.empty_like(like, shape=(n_rows, n_features + 2))
         rows = lifted[:, :n_features]
         # In float64 until the centre is gone: a common offset must not cost float32 its digits.
-        np.divide(np.subtract(X, self._centre), self._scales, out=rows, casting="same_kind")
+        centred = np.subtract(X, self._centre, out=rows if rows.dtype == np.float64 else None)
+        np.divide(centred, self._scales, out=rows, casting="same_kind")
         squares = squared_norms(rows)
         np.multiply(squares, -0.5, out=lifted[:, n_features], casting="same_kind")
         lifted[:, n_features + 1] = 1.0

@@ -36,6 +36,11 @@ class Weighted(Kernel):
         """As the kernel itself."""
         return self.part.needs_sample
 
+    @property
+    def landmark_copies(self) -> int:
+        """Those of the kernel itself, and the landmarks without their factors."""
+        return 1 + self.part.landmark_copies
+
     def check_features(self, n_features: int) -> None:
         """The kernel itself has one feature less."""
         self.part.check_features(n_features - 1)

@@ -52,7 +52,7 @@ class Reservoir:
     keys, rows, weights
         (k,) keys, row numbers and weights.
     X
-        (k, d) the rows themselves.
+        (k, d) the rows themselves, in the dtype that they came in.
     total
         Sum of the weights of all rows seen, kept or not.
     """
@@ -61,7 +61,7 @@ class Reservoir:
     keys: NDArray[np.float64]
     rows: NDArray[np.int64]
     weights: NDArray[np.float64]
-    X: NDArray[np.float64]
+    X: NDArray
     total: float
 
     @classmethod
@@ -72,9 +72,7 @@ class Reservoir:
         if len(first) > size:
             first = first[np.argpartition(keys[first], size - 1)[:size]] if size else first[:0]
         first = first[np.argsort(keys[first], kind="stable")]
-        return cls(
-            size, keys[first], start + first, weights[first], X[first].astype(np.float64), float(weights.sum())
-        )  # fmt: skip
+        return cls(size, keys[first], start + first, weights[first], X[first], float(weights.sum()))
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -126,6 +124,17 @@ def merge(parts: Sequence[Reservoir]) -> Reservoir:
         keys[first],
         np.concatenate([part.rows for part in parts])[first],
         np.concatenate([part.weights for part in parts])[first],
-        np.concatenate([part.X for part in parts])[first],
+        _rows_of(parts, first),
         sum(part.total for part in parts),
     )
+
+
+def _rows_of(parts: Sequence[Reservoir], positions: NDArray[np.intp]) -> NDArray:
+    """The rows at some positions of all parts one after another, which are never brought together: rows may be wide."""
+    found = np.empty((len(positions), parts[0].X.shape[1]), parts[0].X.dtype)
+    start = 0
+    for part in parts:
+        here = np.flatnonzero((positions >= start) & (positions < start + len(part)))
+        found[here] = part.X[positions[here] - start]
+        start += len(part)
+    return found

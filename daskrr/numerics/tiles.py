@@ -28,6 +28,10 @@ WORTHWHILE_ROWS = 512
 TILE_FLOPS = 1e10
 PANEL_BYTES = 2**20
 
+# Kernels make copies of the rows of a panel, so that wide rows are few at a time; with fewer still, reading the
+# landmarks would take longer than the products.
+PANEL_INPUT_BYTES = 32 * 2**20
+
 # An overflow is found in the results and named there.
 LEGAL_OVERFLOW = np.errstate(over="ignore", invalid="ignore")
 
@@ -39,9 +43,9 @@ def tile_rows(n_columns: int) -> int:
     return max(32, 1 << (min(rows, 4096).bit_length() - 1))
 
 
-def panel_rows(n_columns: int) -> int:
-    """Rows of a panel of kernel columns that fits in cache."""
-    return max(16, min(1024, PANEL_BYTES // (8 * max(n_columns, 1))))
+def panel_rows(n_columns: int, n_features: int = 1) -> int:
+    """Rows of a panel of kernel columns that fits in cache, and whose rows of X fit in a few copies."""
+    return max(16, min(1024, PANEL_BYTES // (8 * max(n_columns, 1)), PANEL_INPUT_BYTES // (8 * n_features)))
 
 
 @dataclass
@@ -104,7 +108,7 @@ def check_finite(piece: NDArray, first_row: int, name: str = "the input") -> Non
 
 def fill_tile(columns: Columns, X: NDArray, tile: NDArray) -> None:
     """Fill ``tile`` (m, p) with the kernel columns of the rows X (m, d), panel by panel."""
-    height = panel_rows(tile.shape[1])
+    height = panel_rows(*tile.shape[1:], *X.shape[1:])
     for start in range(0, len(X), height):
         columns(X[start : start + height], tile[start : start + height])
 

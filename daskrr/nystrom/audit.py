@@ -21,15 +21,18 @@ from daskrr.kernels import Kernel
 from daskrr.numerics import blas
 from daskrr.numerics.algebra import sum_error
 from daskrr.numerics.bounds import Certainty, deviation_bound, kernel_noise
-from daskrr.numerics.gram import Draw, any_row, no_less_than_residual, whitened_rows
+from daskrr.numerics.gram import Draw, no_less_than_residual, whitened_rows
 from daskrr.numerics.reservoir import Order, Reservoir, merge
 from daskrr.numerics.tiles import BlockReader
 from daskrr.nystrom.pass1 import FirstPass
 from daskrr.nystrom.reading import whitener_of
 from daskrr.nystrom.sampling import child, stream
+from daskrr.nystrom.selection import fetch_rows
 from daskrr.nystrom.sketch import NystromSketch, kept_of
 
 AUDIT_ROWS = 2000
+# Where their number would keep the intervals from a tolerance there may be so many.
+MAX_AUDIT_ROWS = 4000
 # More rows make no better estimate, and cost.
 PROBE_ROWS = 32
 
@@ -79,11 +82,7 @@ def audit_draws(seed: int, round_number: int, size: int) -> dict[str, Draw]:
     """The rows that an audit of ``size`` draws may need, to be drawn during pass 1."""
     if not size:
         return {}
-    residual, anything = (Order.of(child(seed, "audit", round_number, part)) for part in (1, 2))
-    return {
-        "audit": Draw(residual, size, no_less_than_residual),
-        "background": Draw(anything, size, any_row),
-    }
+    return {"audit": Draw(Order.of(child(seed, "audit", round_number, 1)), size, no_less_than_residual)}
 
 
 def draw_apart(run: Run, sketch: NystromSketch, first: FirstPass, draws: dict[str, Draw]) -> FirstPass:
@@ -155,35 +154,45 @@ def audit(
     own += sum_error(own, totals.height)
     weight = own + sketch.n_rows * mixed
     found = None
-    if size:
-        look = partial(_look, sketch.kernel, sketch.dtype, sketch.n_rows, noise, mixed, size, seed, round_number)
-        found = run.executor.value(run.executor.apply("audit", look, first.payload, first.drawn))
+    if size and weight > 0:
+        others = _rows_by_chance(sketch.n_rows, size, sketch.n_rows * mixed / weight, seed, round_number)
+        look = partial(_look, sketch.kernel, sketch.dtype, noise, mixed, weight, size, others, seed, round_number)
+        # Seldom any, and few, unless the landmarks explain all there is.
+        X = [fetch_rows(run, np.unique(others), "sample-audit-rows")] if len(others) else []
+        found = run.executor.value(run.executor.apply("audit", look, first.payload, first.drawn, *X))
+    elif size:
+        found = 0.0
     most = weight if found is None else deviation_bound(found, weight, size, failure_probability)
     delta = min(max(most, totals.largest), weight) + noise
     exact = totals.residual <= NEGLIGIBLE * sketch.residual_error * totals.diagonal
     return Audit(size, failure_probability if size else 0.0, totals.residual, weight, found, delta, noise, exact)
 
 
+def _rows_by_chance(n_rows: int, size: int, share: float, seed: int, round_number: int) -> NDArray[np.int64]:
+    """Which rows the audit draws by the part of their weight that all rows have alike, which is a ``share`` of all."""
+    generator = stream(seed, "audit", round_number, 2)
+    return np.sort(generator.integers(n_rows, size=generator.binomial(size, min(share, 1.0))))
+
+
 def _look(
     kernel: Kernel,
     dtype: np.dtype,
-    n_rows: int,
     noise: float,
     mixed: float,
+    total: float,
     size: int,
+    others: NDArray[np.int64],
     seed: int,
     round_number: int,
     payload: dict[str, Any],
     drawn: dict[str, Reservoir],
+    *X_others: NDArray[np.float64],
 ) -> float:
     """Upper bound of the largest eigenvalue of the matrix of drawn rows; runs where those are."""
-    if not drawn["audit"].total + n_rows * mixed > 0:
-        return 0.0
     whitener = whitener_of(payload, kernel, dtype)
-    X, weights, rows = _audit_rows(drawn, whitener, n_rows, mixed, size, stream(seed, "audit", round_number))
-    total = drawn["audit"].total + n_rows * mixed
-    _, first, counts = np.unique(rows, return_index=True, return_counts=True)
-    X, scale = X[first], counts * total / (size * weights[first])
+    own = _counted_rows(drawn["audit"], size - len(others), stream(seed, "audit", round_number))
+    X, weights, counts = own if not X_others else _with_others(own, drawn["audit"].rows, whitener, others, X_others[0])
+    scale = counts * total / (size * (weights + mixed))
     with blas.one_thread():
         H = residual_matrix(kernel, X, whitened_rows(whitener, X))
         H *= np.sqrt(scale)
@@ -199,24 +208,39 @@ def _look(
     return largest + noise * float(scale.max())
 
 
-def _audit_rows(
-    drawn: dict[str, Reservoir], whitener: Any, n_rows: int, mixed: float, size: int, generator: np.random.Generator
-) -> tuple[NDArray, NDArray, NDArray]:
-    """Rows, weights and numbers of ``size`` draws by residual plus ``mixed``, the part that all rows have alike."""
-    own, anything = drawn["audit"], drawn["background"]
-    share = n_rows * mixed / (own.total + n_rows * mixed)
-    n_anything = int(generator.binomial(size, min(share, 1.0)))
-    by_residual, by_chance = own.draw(size - n_anything, generator), anything.draw(n_anything, generator)
-    X = np.concatenate([own.X[by_residual], anything.X[by_chance]])
-    diagonal = whitener.diagonal(anything.X[by_chance])
-    B = whitened_rows(whitener, anything.X[by_chance])
-    others = no_less_than_residual(diagonal - blas.row_norms(B), whitener.residual_error * diagonal)
-    weights = np.concatenate([own.weights[by_residual], others]) + mixed
-    return X, weights, np.concatenate([own.rows[by_residual], anything.rows[by_chance]])
+def _counted_rows(
+    rows: Reservoir, size: int, generator: np.random.Generator
+) -> tuple[NDArray, NDArray[np.float64], NDArray[np.int64]]:
+    """Rows of ``size`` draws, their weights, and how often each was drawn; a draw takes the first rows, so no copy."""
+    counts = np.bincount(rows.draw(size, generator))
+    return rows.X[: len(counts)], rows.weights[: len(counts)], counts
 
 
-def residual_matrix(kernel: Kernel, X: NDArray[np.float64], B: NDArray[np.float64]) -> NDArray[np.float64]:
+def _with_others(
+    own: tuple[NDArray, NDArray[np.float64], NDArray[np.int64]],
+    own_rows: NDArray[np.int64],
+    whitener: Any,
+    others: NDArray[np.int64],
+    X_others: NDArray[np.float64],
+) -> tuple[NDArray, NDArray[np.float64], NDArray[np.int64]]:
+    """Rows drawn by their residual and rows drawn by chance, each once, with their weights and counts."""
+    X, weights, counts = own
+    diagonal = whitener.diagonal(X_others)
+    residual = diagonal - blas.row_norms(whitened_rows(whitener, X_others))
+    other_weights = no_less_than_residual(residual, whitener.residual_error * diagonal)
+    numbers, other_counts = np.unique(others, return_counts=True)
+    _, twice, again = np.intersect1d(own_rows[: len(X)], numbers, assume_unique=True, return_indices=True)
+    new = np.setdiff1d(np.arange(len(numbers)), again)
+    counts[twice] += other_counts[again]
+    joined = np.empty((len(X) + len(new), X.shape[1]))
+    joined[: len(X)] = X
+    np.take(X_others, new, axis=0, out=joined[len(X) :], mode="clip")  # other modes make a copy
+    return joined, np.append(weights, other_weights[new]), np.append(counts, other_counts[new])
+
+
+def residual_matrix(kernel: Kernel, X: NDArray, B: NDArray[np.float64]) -> NDArray[np.float64]:
     """E of the rows X (m, d), given their rows of B (m, r)."""
+    X = X.astype(np.float64, copy=False)
     E = kernel(X, X)
     np.fill_diagonal(E, kernel.diagonal(X))
     E -= B @ B.T

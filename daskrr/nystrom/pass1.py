@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from daskrr.engine.passes import Run, superblocks
+from daskrr.engine.passes import ADDENDS, Run, superblocks
 from daskrr.engine.progress import Stage
 from daskrr.engine.scheduler import algebra, held
 from daskrr.kernels import Kernel
@@ -18,9 +18,6 @@ from daskrr.numerics.reservoir import Reservoir
 from daskrr.nystrom.sampling import Landmarks
 from daskrr.nystrom.sketch import NystromSketch, TargetRows, landmark_inputs
 from daskrr.nystrom.sums import Sums, add_parts, most_additions
-
-# Gram matrices of blocks that one task adds to the sum.
-ADDENDS = 4
 
 
 @dataclass(frozen=True)

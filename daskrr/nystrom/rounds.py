@@ -113,6 +113,11 @@ def n_candidates(size: int, n_landmarks: int, n_rows: int) -> int:
     return max(min(CANDIDATES * size, ENOUGH_CANDIDATES, affordable), 2 * size)
 
 
+def most_candidates(size: int) -> int:
+    """No round of up to ``size`` new landmarks draws more rows, whatever else it depends on."""
+    return max(min(CANDIDATES * size, ENOUGH_CANDIDATES), 2 * size) + 1
+
+
 def landmark_draw(seed: int, round_number: int, size: int, n_landmarks: int, n_rows: int) -> dict[str, Draw]:
     """Rows that may become landmarks in the next round, to be drawn during a pass."""
     order = Order.of(child(seed, "landmarks", round_number, 1))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from daskrr.engine.journal import Journal
 from daskrr.engine.opaque import seal
-from daskrr.engine.passes import Block, Run, Superblock, raise_poison, superblocks
+from daskrr.engine.passes import ADDENDS, Block, Run, Superblock, raise_poison, superblocks
 from daskrr.engine.progress import Stage
 from daskrr.engine.storage import checksum
 from daskrr.errors import CheckFailed, InvalidData, PoisonBlock
@@ -23,9 +23,6 @@ from daskrr.numerics import gram, reservoir
 from daskrr.numerics.gram import GramPart, Kept
 from daskrr.numerics.reservoir import Reservoir
 from daskrr.nystrom.sketch import kept_of
-
-# Sums of superblocks that one task adds.
-ADDENDS = 4
 
 
 @dataclass(frozen=True)

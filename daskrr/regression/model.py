@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from dask.delayed import Delayed
@@ -108,6 +108,8 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
     risk_inflation_: RiskInflation | None
     _facts: Facts
     _deviation: Deviation | None
+    # What a fit sets besides, to be saved with the model.
+    _found: ClassVar[tuple[str, ...]] = ()
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -402,12 +404,20 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
         }
 
     def save(self, path: str | os.PathLike, *, overwrite: bool = False) -> None:
-        """Write the fitted model to a Zarr group: arrays and JSON, no pickles; :func:`daskrr.load` reads it."""
-        about = self.summary() | {"facts": asdict(self._facts)}
+        """Write the fitted model to a Zarr group: arrays and JSON, no pickles; :func:`daskrr.load` reads it.
+
+        Its parameters are part of it. Lazy arrays among them come back as NumPy arrays, and a function that receives
+        ``progress`` as None.
+        """
+        about = self.summary() | {"facts": asdict(self._facts), "estimator": type(self).__name__}
         about["deviation"] = None if self._deviation is None else asdict(self._deviation)
         names = getattr(self, "feature_names_in_", None)
         about["feature_names"] = None if names is None else [str(name) for name in names]
-        write_model(path, overwrite, self._algebra.bring(), about)
+        parameters = self.get_params(deep=False)
+        if callable(self.progress):
+            parameters["progress"] = None
+        found = {name: getattr(self, name) for name in self._found}
+        write_model(path, overwrite, self._algebra.bring(), about, {"parameters": parameters, "found": found})
 
 
 def _with_unit_weights(payload: dict[str, Any]) -> dict[str, Any]:

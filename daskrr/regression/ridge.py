@@ -1,7 +1,5 @@
 """Kernel ridge regression at one kernel and one ridge."""
 
-import os
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -11,14 +9,12 @@ from numpy.typing import DTypeLike
 from daskrr.arguments import prepare
 from daskrr.engine.feed import reporter
 from daskrr.engine.progress import Reporter
-from daskrr.engine.scheduler import InProcess
 from daskrr.errors import InvalidParameter
-from daskrr.kernels import Kernel, from_spec
+from daskrr.kernels import Kernel
 from daskrr.nystrom.selection import resolve_kernel
 from daskrr.regression.estimator import all_or_nothing, given_kernel, started, without_trace
-from daskrr.regression.model import Facts, KernelRidgeModel, RiskInflation
-from daskrr.regression.saving import read_model
-from daskrr.regression.training import Deviation, Training, train
+from daskrr.regression.model import KernelRidgeModel
+from daskrr.regression.training import Training, train
 
 
 class NystromKernelRidge(KernelRidgeModel):
@@ -152,42 +148,3 @@ class NystromKernelRidge(KernelRidgeModel):
             raise InvalidParameter(f"a model has one ridge, got {self.ridge!r}")
         data = self._open(X, y, sample_weight)
         return data, given_kernel(self.kernel, data.rows.n_rows)
-
-
-def load(path: str | os.PathLike, allow_functions: Sequence[str] = ()) -> NystromKernelRidge:
-    """Read a model that its ``save`` wrote; it predicts, learns from more rows, and can be fitted anew.
-
-    Parameters
-    ----------
-    allow_functions
-        Names of Python functions that the model's kernel may import.
-
-    Raises
-    ------
-    InvalidData
-        There is no model, or one of a version that this one does not read.
-    """
-    factors, about = read_model(path)
-    kernel = from_spec(about["kernel"], allow_functions)
-    model = NystromKernelRidge(
-        kernel, about["ridge"], about["n_landmarks"], fit_intercept=about["fit_intercept"], dtype=about["dtype"],
-        certify=about["deviation"] is not None, random_state=about["random_state"],
-        failure_probability=about["failure_probability"], missing_chunks=about["missing_chunks"],
-        block_rows=about["block_rows"],
-    )  # fmt: skip
-    model._algebra = InProcess(factors)
-    model._facts = Facts(**about["facts"])
-    model._deviation = about["deviation"] and Deviation(**about["deviation"])
-    model.kernel_, model.ridge_ = kernel, about["ridge"]
-    model.effective_dimension_, model.n_rows_ = about["effective_dimension"], about["n_rows"]
-    model.residual_squares_ = np.array(about["residual_squares"])
-    model.target_squares_ = np.array(about["target_squares"])
-    noise = np.array([np.nan if one is None else one for one in about["noise_variance"]])
-    model.intercept_, model.noise_variance_ = (
-        float(values[0]) if model._facts.single else values for values in (np.array(about["intercept"]), noise)
-    )
-    model.risk_inflation_ = about["risk_inflation"] and RiskInflation(**about["risk_inflation"])
-    model.n_features_in_ = about["n_features"]
-    if about["feature_names"] is not None:
-        model.feature_names_in_ = np.array(about["feature_names"], object)
-    return model

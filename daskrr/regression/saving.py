@@ -1,8 +1,10 @@
 """Models on storage: a Zarr group of arrays, and JSON in its attributes; nothing is pickled."""
 
 import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import zarr
 from numpy.typing import NDArray
@@ -11,6 +13,7 @@ from daskrr import __version__
 from daskrr.engine.factors import Factors
 from daskrr.engine.storage import RESULT_KEY, OutputStore, open_stored
 from daskrr.errors import InvalidData
+from daskrr.kernels import Kernel, as_kernel, from_spec
 from daskrr.numerics.algebra import Whitening
 from daskrr.numerics.regress import Solution, Sums
 
@@ -24,16 +27,59 @@ TRIANGLES = ("inverse", "gram")
 SUMMED = ("gram", "features", "targets", "origin", "row_origin")
 
 # What the attributes of a model must tell.
+MORE = ("parameters", "found")
 NEEDED = (
-    "kernel", "ridge", "n_landmarks", "kernel_error", "height", "fit_intercept", "dtype", "facts", "deviation",
-    "random_state", "failure_probability", "missing_chunks", "block_rows", "effective_dimension", "n_rows",
-    "n_features", "intercept", "residual_squares", "target_squares", "noise_variance", "risk_inflation",
-    "feature_names",
+    "estimator", *MORE, "kernel", "ridge", "n_landmarks", "kernel_error", "height", "facts", "deviation",
+    "effective_dimension", "n_rows", "n_features", "intercept", "residual_squares", "target_squares", "noise_variance",
+    "risk_inflation", "feature_names",
 )  # fmt: skip
 
 
-def write_model(path: str | os.PathLike, overwrite: bool, factors: Factors, about: dict[str, Any]) -> None:
-    """Write the factors of a regression that was solved, and what is known about it."""
+def pack(value: Any, name: str, arrays: dict[str, NDArray]) -> Any:
+    """A value as JSON knows it; kernels, dtypes and tuples leave a note of what they are, and arrays are put aside.
+
+    Lazy arrays are computed: what comes back is a NumPy array of the same values.
+    """
+    if isinstance(value, (np.ndarray, da.Array, zarr.Array)) and value.ndim:
+        arrays[name] = np.asarray(value)
+        return {"$array": name}
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.item()
+    if isinstance(value, (np.dtype, type)):
+        return {"$dtype": np.dtype(value).name}
+    if isinstance(value, Kernel):
+        return {"$kernel": value.to_spec()}
+    if isinstance(value, Mapping):
+        return {key: pack(one, f"{name}_{key}", arrays) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        packed = [pack(one, f"{name}_{number}", arrays) for number, one in enumerate(value)]
+        return packed if isinstance(value, list) else {"$tuple": packed}
+    return {"$function": as_kernel(value).to_spec()} if callable(value) else value
+
+
+def unpack(value: Any, read: Callable[[str], NDArray], allow_functions: Sequence[str]) -> Any:
+    """What :func:`pack` was given; ``read`` finds an array by its name."""
+    if isinstance(value, list):
+        return [unpack(one, read, allow_functions) for one in value]
+    if not isinstance(value, dict):
+        return value
+    makers: dict[str, Callable[[Any], Any]] = {
+        "$array": read,
+        "$dtype": np.dtype,
+        "$kernel": lambda spec: from_spec(spec, allow_functions),
+        "$function": lambda spec: from_spec(spec, allow_functions).function,  # type: ignore[attr-defined]
+        "$tuple": lambda items: tuple(unpack(items, read, allow_functions)),
+    }
+    for note, make in makers.items():
+        if note in value:
+            return make(value[note])
+    return {key: unpack(one, read, allow_functions) for key, one in value.items()}
+
+
+def write_model(
+    path: str | os.PathLike, overwrite: bool, factors: Factors, about: dict[str, Any], more: Mapping[str, Any]
+) -> None:
+    """Write the factors of a regression that was solved, and what is known about it; ``more`` of any kind."""
     if factors.whitening is None or factors.sums is None or factors.solution is None or factors.landmarks is None:
         raise RuntimeError("only a solved regression can be stored")
     arrays: dict[str, NDArray] = {name: getattr(factors.sums, name) for name in SUMMED} | vars(factors.solution)
@@ -45,13 +91,14 @@ def write_model(path: str | os.PathLike, overwrite: bool, factors: Factors, abou
         "kernel_error": factors.whitening.kernel_error,
         "height": factors.sums.height,
     }
+    packed = {name: pack(value, name, arrays) for name, value in more.items()}
     with OutputStore(path, overwrite, MODEL) as output:
         output.write(arrays)
-        output.commit({"model_version": MODEL_VERSION, "daskrr": __version__} | facts | about)
+        output.commit({"model_version": MODEL_VERSION, "daskrr": __version__} | facts | about | packed)
 
 
-def read_model(path: str | os.PathLike) -> tuple[Factors, dict[str, Any]]:
-    """What :func:`write_model` wrote.
+def read_model(path: str | os.PathLike, allow_functions: Sequence[str] = ()) -> tuple[Factors, dict[str, Any]]:
+    """What :func:`write_model` wrote; kernels may import functions of these names.
 
     Raises
     ------
@@ -77,23 +124,29 @@ def read_model(path: str | os.PathLike) -> tuple[Factors, dict[str, Any]]:
     arrays = {name: _read(group, name, shape) for name, shape in shapes.items()}
     for name in TRIANGLES:
         arrays[name] = _square(arrays[name], rank)
+    more = {name: unpack(about[name], lambda array: _stored(group, array), allow_functions) for name in MORE}
     unknown = float("nan")
     whitening = Whitening(np.arange(rank), arrays["inverse"], unknown, about["kernel_error"], unknown)
     sums = Sums(**{name: arrays[name] for name in SUMMED}, height=about["height"])
     factors = Factors(
         landmarks=arrays["landmarks"], n_landmarks=about["n_landmarks"], whitening=whitening, sums=sums,
-        row_origin=sums.row_origin if about["fit_intercept"] else None,
+        row_origin=sums.row_origin if more["parameters"]["fit_intercept"] else None,
     )  # fmt: skip
     factors.keep_solution(Solution(**{name: arrays[name] for name in Solution.__dataclass_fields__}))
-    return factors, about
+    about["kernel"] = from_spec(about["kernel"], allow_functions)
+    return factors, about | more
+
+
+def _stored(group: zarr.Group, name: str) -> NDArray:
+    try:
+        stored: Any = group[name]
+        return np.asarray(stored[...])
+    except Exception as error:  # stores and codecs raise errors of many kinds
+        raise InvalidData(f"the model is damaged: {name} cannot be read, {type(error).__name__}: {error}") from None
 
 
 def _read(group: zarr.Group, name: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    try:
-        stored: Any = group[name]
-        found = np.asarray(stored[...], np.float64)
-    except Exception as error:  # stores and codecs raise errors of many kinds
-        raise InvalidData(f"the model is damaged: {name} cannot be read, {type(error).__name__}: {error}") from None
+    found = _stored(group, name).astype(np.float64)
     if found.shape != shape or not np.isfinite(found).all():
         raise InvalidData(
             f"the model is damaged: {name} has shape {found.shape} where {shape} is expected, or was not written whole."

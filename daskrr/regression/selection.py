@@ -108,6 +108,8 @@ class NystromKernelRidgeCV(KernelRidgeModel):
     True
     """
 
+    _found = ("best_score_", "cv_results_")
+
     def __init__(
         self,
         kernels: Sequence[Kernel | dict] | None = None,
