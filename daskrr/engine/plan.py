@@ -11,6 +11,7 @@ from daskrr.engine.passes import ADDENDS, ClusterExecutor, Executor, block_rows,
 from daskrr.engine.rows import Rows, ZarrRows
 from daskrr.errors import DoesNotFit
 from daskrr.numerics.blas import one_thread
+from daskrr.numerics.gram import chain_rows
 from daskrr.numerics.tiles import PANEL_BYTES, panel_rows, tile_rows
 
 # Resident bytes of a worker process that has imported everything and computed nothing yet.
@@ -261,16 +262,18 @@ class _Memory:
     def _thread(self) -> int:
         """What one thread holds.
 
-        A tile, or two for several ridges; the partial sum that it makes and two that wait to be added; a piece of the
-        input; panels; some numbers of every row and ridge; what the kernel prepares of the landmarks; and the rows that
+        A tile, or two for several ridges, one of float32 again in float64; the partial sum that it makes, of chains if
+        the block is long, and two that wait to be added; a piece of the input; panels; some numbers of every row and ridge; what the kernel prepares of the landmarks; and the rows that
         it has drawn, before and after a merge.
         """
         work = self.work
-        tile = min(tile_rows(self.p), self.height) * self.p * self.dtype.itemsize * (1 if work.n_ridges == 1 else 2)
+        n_bytes = self.dtype.itemsize * (1 if work.n_ridges == 1 else 2) + (8 if self.dtype == np.float32 else 0)
+        tile = min(tile_rows(self.p), self.height) * self.p * n_bytes
+        sums = (3 + (self.height > chain_rows(self.p))) * work.n_sums * self._matrix
         per_row = 8 * self.height * (16 + 8 * (work.n_ridges - 1))
         prepared = work.landmark_copies * self._landmarks
         return (
-            tile + 3 * work.n_sums * self._matrix + self._pieces + self._panels + per_row + prepared
+            tile + sums + self._pieces + self._panels + per_row + prepared
             + 2 * self.drawn(self.height)
         )  # fmt: skip
 
