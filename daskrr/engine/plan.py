@@ -263,8 +263,8 @@ class _Memory:
         """What one thread holds.
 
         A tile, or two for several ridges, one of float32 again in float64; the partial sum that it makes, of chains if
-        the block is long, and two that wait to be added; a piece of the input; panels; some numbers of every row and ridge; what the kernel prepares of the landmarks; and the rows that
-        it has drawn, before and after a merge.
+        the block is long, and two that wait to be added; a piece of the input; panels; some numbers of every row and
+        ridge; what the kernel prepares of the landmarks; and the rows that it has drawn, before and after a merge.
         """
         work = self.work
         n_bytes = self.dtype.itemsize * (1 if work.n_ridges == 1 else 2) + (8 if self.dtype == np.float32 else 0)
@@ -319,7 +319,7 @@ def check_fits(plan: Plan, workers: Workers) -> None:
         raise DoesNotFit(
             f"{plan.n_landmarks} landmarks need a worker memory limit of {plan.memory_limit / 2**20:.0f} MiB "
             f"(peak {plan.worker_bytes / 2**20:.0f} MiB), and worker {address} has {limit / 2**20:.0f} MiB. Give "
-            "workers more memory or fewer threads, or use fewer landmarks, smaller input chunks or dtype='float32'."
+            "workers more memory or fewer threads, or use fewer landmarks or smaller input chunks."
         )
 
 
