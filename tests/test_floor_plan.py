@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "samples": LIBRARY | {"result", "arguments", "jobstore"},
     "jobs": LIBRARY | {"receipts", "result", "arguments", "fitting", "leverage", "identity", "jobstore"},
     "updating": LIBRARY | {"result", "arguments", "fitting", "growth", "leverage", "identity", "jobs", "jobstore"},
+    "loading": LIBRARY | {"regression", "jobstore"},
     "outputs": LIBRARY | {"top", "jobstore", "aggregates", "pictures"},
     "scoring": LIBRARY | {"top", "arguments", "jobs", "jobstore"},
     "apps": LIBRARY
@@ -43,6 +44,7 @@ MAY_IMPORT = {
         "top",
         "result",
         "leverage",
+        "loading",
         "outputs",
         "updating",
         "scoring",

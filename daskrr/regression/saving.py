@@ -13,6 +13,7 @@ from daskrr.engine.storage import RESULT_KEY, OutputStore, open_stored
 from daskrr.errors import InvalidData
 from daskrr.numerics.algebra import Whitening
 from daskrr.numerics.regress import Solution, Sums
+from daskrr.nystrom.saving import square_of, triangle_of
 
 MODEL = "a model"
 MODEL_VERSION = 1
@@ -35,7 +36,7 @@ def write_model(path: str | os.PathLike, overwrite: bool, factors: Factors, abou
     arrays: dict[str, NDArray] = vars(factors.sums) | vars(factors.solution)
     arrays |= {"landmarks": factors.landmarks, "inverse": factors.whitening.inverse}
     for name in TRIANGLES:
-        arrays[name] = arrays[name][np.tril_indices(len(arrays[name]))]
+        arrays[name] = triangle_of(arrays[name])
     facts = {"n_landmarks": factors.n_landmarks, "kernel_error": factors.whitening.kernel_error}
     with OutputStore(path, overwrite, MODEL) as output:
         output.write(arrays)
@@ -68,7 +69,7 @@ def read_model(path: str | os.PathLike) -> tuple[Factors, dict[str, Any]]:
     }  # fmt: skip
     arrays = {name: _read(group, name, shape) for name, shape in shapes.items()}
     for name in TRIANGLES:
-        arrays[name] = _square(arrays[name], rank)
+        arrays[name] = square_of(arrays[name], rank)
     unknown = float("nan")
     whitening = Whitening(np.arange(rank), arrays["inverse"], unknown, about["kernel_error"], unknown)
     sums = Sums(**{name: arrays[name] for name in Sums.__dataclass_fields__})
@@ -88,9 +89,3 @@ def _read(group: zarr.Group, name: str, shape: tuple[int, ...]) -> NDArray[np.fl
             f"the model is damaged: {name} has shape {found.shape} where {shape} is expected, or was not written whole."
         )
     return found
-
-
-def _square(triangle: NDArray[np.float64], size: int) -> NDArray[np.float64]:
-    full = np.zeros((size, size))
-    full[np.tril_indices(size)] = triangle
-    return full
