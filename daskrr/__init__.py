@@ -16,7 +16,7 @@ _HOMES = {
     "NystromKernelRidge": "daskrr.regression.ridge",
     "NystromKernelRidgeCV": "daskrr.regression.selection",
     "NystromTransformer": "daskrr.regression.transformer",
-    "load": "daskrr.regression.loading",
+    "load": "daskrr.loading",
     "ScoreStore": "daskrr.outputs",
     "open_scores": "daskrr.outputs",
     "RowSample": "daskrr.samples",

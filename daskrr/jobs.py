@@ -38,6 +38,7 @@ from daskrr.fitting import versions
 from daskrr.identity import difference, fingerprint, has_grown, is_same, parameters_of
 from daskrr.jobstore import BASE, JobStore
 from daskrr.leverage import score_job
+from daskrr.nystrom.saving import SKETCH
 from daskrr.receipts import sum_counts
 from daskrr.result import LeverageResult
 
@@ -251,7 +252,8 @@ class Work:
             "checksums": packed([one.checksums for one in receipts if one.checksums is not None]),
             "counts": counts.sum(axis=0),
         }
-        store.publish(generation, staged, commit, self.lease.check)
+        groups = [store.stage_group(generation, "sketch", SKETCH, *result.sketch.packed())]
+        store.publish(generation, staged, commit, self.lease.check, groups)
         return summary_of(store, commit)
 
 

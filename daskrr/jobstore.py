@@ -8,8 +8,9 @@ checks hold, the arrays are moved into the group, their metadata last, and a com
 import os
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,11 +18,22 @@ import zarr
 
 from daskrr.engine.addresses import locate, redact
 from daskrr.engine.journal import Journal
-from daskrr.engine.places import METADATA, Staged, array_at, blueprint, holds_jobs, listing, metadata_of, open_place
+from daskrr.engine.patience import patiently
+from daskrr.engine.places import (
+    METADATA,
+    Staged,
+    array_at,
+    blueprint,
+    holds_jobs,
+    listing,
+    metadata_of,
+    open_place,
+    read_key,
+)
 from daskrr.engine.published import of_one_generation
 from daskrr.engine.records import Records
-from daskrr.engine.storage import FORMAT, RESULT_KEY, open_stored
-from daskrr.errors import InvalidData
+from daskrr.engine.storage import RESULT_KEY, open_stored, stamped, write_group
+from daskrr.errors import InvalidData, StoreFailed
 
 STATE = ".daskrr"
 COMMIT = "commit"
@@ -30,6 +42,15 @@ LEASE = "lease"
 BASE = "base"
 # An exchange takes milliseconds on a file system, and a moment for every chunk on an object store.
 EXCHANGE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class StagedGroup:
+    """Small arrays of an unfinished job with attributes: checksums of their files, and the group's own metadata."""
+
+    name: str
+    digests: dict[str, int]
+    metadata: str
 
 
 class JobStore:
@@ -100,16 +121,54 @@ class JobStore:
         found = listing(self.place.store, f"{STATE}/records/{generation}") or {}
         return {"records": len(found), "bytes": sum(size for size, _ in found.values())}
 
+    def stage_group(
+        self, generation: str, name: str, kind: str, arrays: Mapping[str, Any], attributes: Mapping[str, Any]
+    ) -> StagedGroup:
+        """Write small arrays as a group that will be published with the generation.
+
+        Raises
+        ------
+        StoreFailed
+            The store is full, or refused several times.
+        """
+        path, store = _staged(generation, name), self.place.store
+        what = f"write {name} of {self}"
+
+        def write() -> None:
+            write_group(store, path, arrays).attrs[RESULT_KEY] = stamped(kind, attributes)
+            self.place.settle(listing(store, path) or {})
+
+        try:
+            patiently(write, what)
+        except Exception as error:  # stores raise errors of many kinds
+            failure = StoreFailed(f"cannot {what}: {type(error).__name__}: {redact(str(error))}.")
+            failure.errno = getattr(error, "errno", None)
+            raise failure from None
+        found = {key.removeprefix(f"{path}/"): read_key(store, key) or b"" for key in listing(store, path) or {}}
+        digests = {f"{name}/{key}": zlib.crc32(content) for key, content in found.items()}
+        return StagedGroup(name, digests, found[METADATA].decode())
+
     def publish(
-        self, generation: str, staged: Staged, commit: Mapping[str, Any], still_ours: Callable[[], None]
+        self,
+        generation: str,
+        staged: Staged,
+        commit: Mapping[str, Any],
+        still_ours: Callable[[], None],
+        groups: Sequence[StagedGroup] = (),
     ) -> None:
-        """Move the arrays of a generation into the output, metadata last, and commit; it can be finished if stopped."""
+        """Move arrays and groups of a generation into the output, metadata last, and commit.
+
+        It can be finished if stopped.
+        """
         group = blueprint({}, 1)
-        about: Any = {"format": FORMAT, "kind": "scores", "generation": generation} | dict(commit["summary"])
-        group.attrs[RESULT_KEY] = about
+        group.attrs[RESULT_KEY] = stamped("scores", {"generation": generation, **commit["summary"]})
         metadata = {f"{name}/{METADATA}": metadata_of(array) for name, array in staged.arrays.items()}
+        metadata |= {f"{one.name}/{METADATA}": one.metadata for one in groups}
         metadata[METADATA] = metadata_of(zarr.open_group(group.store, mode="r"))
-        commit = {**commit, "metadata": {key: zlib.crc32(text.encode()) for key, text in metadata.items()}}
+        files = {key: zlib.crc32(text.encode()) for key, text in metadata.items()}
+        for one in groups:
+            files |= one.digests
+        commit = {**commit, "groups": [one.name for one in groups], "files": files}
         self.records.write(f"{generation}/publish", {"commit": commit, "metadata": metadata})
         self.finish_publishing(generation, still_ours)
 
@@ -126,8 +185,9 @@ class JobStore:
         names = set(self.place.below("")) - {STATE, METADATA}
         steps: list[Callable[[], Any]] = [partial(self.place.delete, METADATA)]
         steps += [partial(self.place.delete, f"{name}/{METADATA}") for name in sorted(names)]
-        steps += [partial(self.place.move, _staged(generation, name), name) for name in commit["digests"]]
-        steps += [partial(self.place.delete, name) for name in names - set(commit["digests"])]
+        parts = [*commit["digests"], *commit["groups"]]
+        steps += [partial(self.place.move, _staged(generation, name), name) for name in parts]
+        steps += [partial(self.place.delete, name) for name in names - set(parts)]
         steps += [partial(self.place.write, key, text.encode()) for key, text in metadata.items()]
         steps.append(partial(self.records.write, COMMIT, commit))
         for step in steps:
@@ -155,6 +215,11 @@ class JobStore:
             self.place.remove_empty()
 
 
+def has_job(path: str | os.PathLike) -> bool:
+    """Whether a job was ever begun at an address."""
+    return holds_jobs(locate(path)) and JobStore(path).is_begun
+
+
 def open_published(path: str | os.PathLike) -> zarr.Group:
     """Open finished scores for reading; if others take their place, reads fail.
 
@@ -163,9 +228,9 @@ def open_published(path: str | os.PathLike) -> zarr.Group:
     InvalidData
         Nothing is published there, or a job died while it replaced what was.
     """
-    store = JobStore(path) if holds_jobs(locate(path)) else None
-    if store is None or not store.is_begun:
+    if not has_job(path):
         return _open_whole(path)
+    store = JobStore(path)
     deadline = time.monotonic() + EXCHANGE_SECONDS
     while True:
         committed = store.committed

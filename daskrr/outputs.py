@@ -43,7 +43,7 @@ def verify(path: str | os.PathLike) -> list[str]:
         raise InvalidData(f"{store} has no commit record: there are no finished scores to verify.")
     found = [
         f"{key}: is not what was written"
-        for key, digest in committed["metadata"].items()
+        for key, digest in committed["files"].items()
         if zlib.crc32(read_key(store.place.store, key) or b"") != digest
     ]
     for name, digests in committed["digests"].items():

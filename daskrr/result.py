@@ -44,6 +44,7 @@ from daskrr.nystrom.certificates import (
 from daskrr.nystrom.pass1 import FirstPass
 from daskrr.nystrom.reading import Reading, score_drawn_rows
 from daskrr.nystrom.sampling import ScoreFidelity
+from daskrr.nystrom.saving import SKETCH
 from daskrr.nystrom.sketch import NystromSketch, html_table, kept_of
 from daskrr.pictures import ScorePictures
 from daskrr.receipts import Receipt, is_intact, sum_counts, top_of_block, write_for_good, write_rows
@@ -382,6 +383,7 @@ class LeverageResult:
             began = time.perf_counter()
             receipts = self._all_blocks("store", self._writer(output.arrays, 0), report, self._weights)
             summary = self._concluded(receipts, began)
+            output.write_part("sketch", SKETCH, *self.sketch.packed())
             output.commit(summary)
         return summary | {"output": output.target}
 

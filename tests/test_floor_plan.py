@@ -38,6 +38,7 @@ MAY_IMPORT = {
     "jobs": LIBRARY | {"receipts", "result", "arguments", "fitting", "leverage", "identity", "jobstore"},
     "updating": LIBRARY
     | {"ledger", "result", "arguments", "fitting", "growth", "leverage", "identity", "jobs", "jobstore"},
+    "loading": LIBRARY | {"regression", "jobstore"},
     "outputs": LIBRARY | {"top", "jobstore", "aggregates", "pictures"},
     "scoring": LIBRARY | {"top", "arguments", "jobs", "jobstore"},
     "apps": LIBRARY
@@ -46,6 +47,7 @@ MAY_IMPORT = {
         "top",
         "result",
         "leverage",
+        "loading",
         "outputs",
         "updating",
         "scoring",

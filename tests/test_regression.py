@@ -20,6 +20,7 @@ from daskrr.errors import InvalidData, OutputExists, RidgeTooSmall, SourceUnreac
 from daskrr.kernels import Gaussian, Laplacian, Linear, Matern, Polynomial
 from daskrr.kernels.weighted import Weighted
 from daskrr.numerics.regress import Sums, solve
+from daskrr.regression.ridge import load
 
 KERNEL, RIDGE = Matern(1.5, 1.5), 1e-3
 
@@ -320,10 +321,10 @@ def test_load__refuses_an_estimator_that_it_does_not_know(tmp_path):
 def test_load__refuses_what_is_no_model_of_its_version(tmp_path):
     X = rows()
     with pytest.raises(InvalidData, match="there is not a model at"):
-        daskrr.load(tmp_path / "nothing.zarr")
+        load(tmp_path / "nothing.zarr")
     daskrr.score_to_zarr(X, tmp_path / "scores.zarr", KERNEL, RIDGE, 20, progress=False)
     with pytest.raises(InvalidData, match="holds scores, not a model"):
-        daskrr.load(tmp_path / "scores.zarr")
+        load(tmp_path / "scores.zarr")
     fitted(X, targets(X)).save(tmp_path / "model.zarr")
     group = zarr.open_group(tmp_path / "model.zarr", mode="r+")
     group.attrs["daskrr"] = json.loads(json.dumps(group.attrs["daskrr"])) | {"model_version": 99}

@@ -60,7 +60,7 @@ def test_score_to_zarr__reads_and_writes_s3(prefix: str) -> None:
     assert daskrr.top_rows(output, 1)[0]["row"] == summary["top"][0]["row"]
     assert outputs.verify(output) == []
     assert outputs.status(output)["published"]["rows"] == 1000
-    assert keys(output) == [".daskrr", "estimate", "residual", "scores", "zarr.json"]
+    assert keys(output) == [".daskrr", "estimate", "residual", "scores", "sketch", "zarr.json"]
 
 
 class Stop(BaseException):
@@ -94,7 +94,7 @@ def test_jobs__on_s3_go_on_from_durable_writes_to_the_same_bits(prefix: str, mon
             daskrr.open_scores(output)
         daskrr.score_to_zarr(f"{prefix}/x.zarr", output, **OPTIONS)
         assert contents(output) == expected, seen
-        assert keys(output) == [".daskrr", "estimate", "residual", "scores", "zarr.json"]
+        assert keys(output) == [".daskrr", "estimate", "residual", "scores", "sketch", "zarr.json"]
     assert number > 10
 
 
@@ -103,10 +103,11 @@ def test_overwrite__on_s3_leaves_nothing_of_the_old_scores(prefix: str) -> None:
     output = f"{prefix}/scores.zarr"
     daskrr.score_to_zarr(f"{prefix}/x.zarr", output, **OPTIONS, certify=True)
     daskrr.score_to_zarr(f"{prefix}/x.zarr", output, **OPTIONS | {"block_rows": 500}, overwrite=True)
-    assert keys(output) == [".daskrr", "estimate", "residual", "scores", "zarr.json"]
+    assert keys(output) == [".daskrr", "estimate", "residual", "scores", "sketch", "zarr.json"]
     assert open_place(output).below("scores/c") == ["0", "1"]
     assert outputs.verify(output) == []
     assert "arrays" not in " ".join(open_place(output).below(".daskrr"))
+    assert daskrr.load(output).certainty is None
 
 
 def test_open_scores__on_s3_shows_an_unfinished_job_only_if_asked(prefix: str, monkeypatch) -> None:

@@ -68,26 +68,40 @@ class OutputStore:
 
     def write(self, arrays: Mapping[str, NDArray]) -> None:
         """Write small arrays of any shape, each as one chunk."""
-        group = zarr.open_group(zarr_store(self.path), mode="w")
-        for name, values in arrays.items():
-            group.create_array(
-                name,
-                data=np.asarray(values),
-                chunks=tuple(max(1, size) for size in np.shape(values)),
-                fill_value=np.nan if np.asarray(values).dtype.kind == "f" else None,
-                compressors=(ZstdCodec(level=1), Crc32cCodec()),
-            )
+        write_group(zarr_store(self.path), "", arrays)
+
+    def write_part(self, name: str, kind: str, arrays: Mapping[str, NDArray], attributes: dict[str, Any]) -> None:
+        """Write small arrays as a group of its own within this one, with attributes."""
+        write_group(zarr_store(self.path), name, arrays).attrs[RESULT_KEY] = stamped(kind, attributes)
 
     def commit(self, attributes: dict[str, Any]) -> None:
         """Write the attributes, then put the result in its place, unless something else has come there meanwhile."""
         if self.local:
             _check_target(self.target, self.overwrite, self.kind)
         group = zarr.open_group(zarr_store(self.path), mode="r+")
-        stored: Any = {"format": FORMAT, "kind": self.kind} | attributes
-        group.attrs[RESULT_KEY] = stored
+        group.attrs[RESULT_KEY] = stamped(self.kind, attributes)
         if self.local:
             publish(Path(self.path), Path(self.target))
         self.committed = True
+
+
+def stamped(kind: str, attributes: Mapping[str, Any]) -> Any:
+    """Attributes of what is finished, by which it is known again."""
+    return {"format": FORMAT, "kind": kind} | dict(attributes)
+
+
+def write_group(store: Any, path: str, arrays: Mapping[str, NDArray]) -> zarr.Group:
+    """Write small arrays of any shape as a new group, each as one chunk."""
+    group = zarr.open_group(store, path=path, mode="w")
+    for name, values in arrays.items():
+        group.create_array(
+            name,
+            data=np.asarray(values),
+            chunks=tuple(max(1, size) for size in np.shape(values)),
+            fill_value=np.nan if np.asarray(values).dtype.kind == "f" else -1,
+            compressors=(ZstdCodec(level=1), Crc32cCodec()),
+        )
+    return group
 
 
 def checksum(values: NDArray) -> int:
@@ -174,6 +188,13 @@ def _write_failure(
     failure = StoreFailed(f"cannot {what}: {found}.")
     failure.errno = code
     return failure
+
+
+def kind_of(path: str | os.PathLike) -> str | None:
+    """What kind of result is finished at an address; None if there is none."""
+    group = _open_group(locate(path))
+    attributes: Any = None if group is None else group.attrs.get(RESULT_KEY)
+    return None if attributes is None else attributes.get("kind")
 
 
 def open_stored(path: str | os.PathLike, kind: str) -> zarr.Group:

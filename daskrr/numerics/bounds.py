@@ -34,6 +34,8 @@ class Certainty:
         (L,) relative round-off of a score, for each ridge.
     kernel_error
         Round-off of the kernel's entries, relative to the diagonal; ``noise`` is that of all rows.
+    failure_probability
+        With at most this probability ``delta`` is too small.
     """
 
     delta: float
@@ -41,6 +43,7 @@ class Certainty:
     residual_error: float
     score_errors: NDArray[np.float64]
     kernel_error: float = 0.0
+    failure_probability: float = 0.0
 
     def without_roundoff(self) -> "Certainty":
         """The same with exact arithmetic."""

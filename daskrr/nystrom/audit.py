@@ -303,4 +303,11 @@ def _probe(
 
 def certainty_of(sketch: NystromSketch, found: Audit, score_errors: Sequence[float]) -> Certainty:
     """What pass 2 needs of an audit."""
-    return Certainty(found.delta, found.noise, sketch.residual_error, np.array(score_errors), sketch.kernel_error)
+    return Certainty(
+        delta=found.delta,
+        noise=found.noise,
+        residual_error=sketch.residual_error,
+        score_errors=np.array(score_errors),
+        kernel_error=sketch.kernel_error,
+        failure_probability=found.failure_probability,
+    )

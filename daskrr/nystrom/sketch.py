@@ -4,25 +4,28 @@ A :class:`NystromSketch` is all that is left of the data after pass 1. Its facto
 scheduler, as a rule); what it holds itself is small. The functions here are tasks of both passes.
 """
 
+import os
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from html import escape
 from typing import Any
 
 import dask.array as da
+import distributed
 import numpy as np
 from dask.delayed import Delayed
 from numpy.typing import NDArray
 
 from daskrr.engine import feed
 from daskrr.engine.opaque import unseal
-from daskrr.engine.passes import Block, as_array, block_rows, split, task
+from daskrr.engine.passes import Block, as_array, block_rows, executor, split, task
 from daskrr.engine.rows import Rows, open_rows, pieces
-from daskrr.engine.scheduler import Algebra
+from daskrr.engine.scheduler import Algebra, InProcess, held
+from daskrr.engine.storage import OutputStore
 from daskrr.errors import InvalidData, NotCertified
-from daskrr.kernels import Kernel
+from daskrr.kernels import Kernel, from_spec
 from daskrr.kernels.weighted import Weighted
 from daskrr.numerics import blas
 from daskrr.numerics.algebra import kernel_error, residual_error, shift_of
@@ -32,8 +35,10 @@ from daskrr.numerics.regress import middle
 from daskrr.numerics.reservoir import Order
 from daskrr.numerics.score import score_block
 from daskrr.numerics.tiles import check_finite, fill_tile
+from daskrr.nystrom import saving
 from daskrr.nystrom.reading import Reading, new_rows_task, quantity, whitener_of
 from daskrr.nystrom.sampling import Landmarks
+from daskrr.nystrom.saving import Arrays
 
 
 @blas.one_thread()
@@ -286,9 +291,7 @@ class NystromSketch:
     def _evaluate(self, X_new: Any, name: str) -> da.Array:
         rows, run = self.open_new_rows(X_new), uuid.uuid4().hex
         blocks = split(rows.n_rows, block_rows(max(self.rank, 1), rows))
-        tasks = list(
-            self.new_row_tasks(self.algebra.payload("new rows"), self.probe, rows, blocks, run, partial(quantity, name))
-        )
+        tasks = list(self.new_row_tasks(*self.shared(run), rows, blocks, run, partial(quantity, name)))
         single = self.single or name == "residual"
         found = as_array(f"new-rows-{run}", tasks, blocks, 1 if single else len(self.ridges))
         return found[:, 0] if single else found
@@ -313,6 +316,83 @@ class NystromSketch:
         work, rows = partial(new_rows_task, self.reading, then), rows.anew(f"new-rows-{run}")
         for b in blocks:
             yield task("score-new-rows", run, b.index, work, payload, probe, rows.source(b.start, b.stop), b.start)
+
+    def packed(self) -> tuple[Arrays, dict[str, Any]]:
+        """Arrays and attributes of which :meth:`unpacked` makes a sketch again that gives new rows the same bits."""
+        probe = self.probe.result() if isinstance(self.probe, distributed.Future) else self.probe
+        arrays, facts = saving.packed(self.algebra.fetch("new rows"), probe)
+        drawn = {name: values for name, values in vars(self.landmarks).items() if values is not None}
+        arrays |= {"pivots": self.pivots} | {f"landmark_{name}": values for name, values in drawn.items()}
+        certainty = self.certainty
+        about = facts | {
+            "kernel": self.kernel.to_spec(),
+            "ridges": list(self.ridges),
+            "single": self.single,
+            "n_rows": self.n_rows,
+            "n_features": self.n_features,
+            "dtype": str(self.dtype),
+            "gram_error": self.gram_error,
+            "certainty": certainty and vars(certainty) | {"score_errors": certainty.score_errors.tolist()},
+        }
+        return arrays, saving.sealed(arrays, about)
+
+    @classmethod
+    def unpacked(cls, arrays: Arrays, about: dict[str, Any], allow_functions: Collection[str] = ()) -> "NystromSketch":
+        """What :meth:`packed` was called on, with its factors in this process."""
+        factors, probe = saving.unpacked(arrays, about)
+        known = about["certainty"]
+        return cls(
+            kernel=from_spec(about["kernel"], allow_functions),
+            ridges=tuple(about["ridges"]),
+            single=about["single"],
+            n_rows=about["n_rows"],
+            n_features=about["n_features"],
+            dtype=np.dtype(about["dtype"]),
+            landmarks=Landmarks(
+                arrays["landmark_indices"], arrays["landmark_counts"], arrays.get("landmark_probabilities")
+            ),
+            run=uuid.uuid4().hex,
+            algebra=InProcess(factors),
+            rank=len(arrays["landmarks"]),
+            pivots=arrays["pivots"],
+            kernel_error=about["kernel_error"],
+            probe=probe,
+            gram_error=about["gram_error"],
+            certainty=known and Certainty(**known | {"score_errors": np.array(known["score_errors"])}),
+        )
+
+    def save(self, path: str | os.PathLike, *, overwrite: bool = False) -> None:
+        """Write the sketch to a Zarr group: arrays and JSON, no pickles; :func:`daskrr.load` reads it.
+
+        What was fitted to last month's data scores tonight's rows then, without that data and without a cluster.
+
+        Raises
+        ------
+        OutputExists
+            Something is at ``path`` and may not be replaced.
+
+        Examples
+        --------
+        >>> import numpy as np, daskrr, tempfile
+        >>> X = np.random.default_rng(0).standard_normal((200, 2))
+        >>> sketch = daskrr.leverage_scores(X, daskrr.kernels.Gaussian(1.0), 1e-2, 50, random_state=0).sketch
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     sketch.save(f"{folder}/sketch.zarr")
+        ...     again = daskrr.load(f"{folder}/sketch.zarr")
+        >>> bool((again.scores(X + 1.0) == sketch.scores(X + 1.0)).all().compute())
+        True
+        """
+        with OutputStore(path, overwrite, saving.SKETCH) as output:
+            arrays, about = self.packed()
+            output.write(arrays)
+            output.commit(about)
+
+    def shared(self, run: str) -> tuple[Any, Any]:
+        """Factors and probe, ready as arguments of every task that scores new rows."""
+        if not isinstance(self.algebra, InProcess):
+            return self.algebra.payload("new rows"), self.probe
+        where = executor(run)
+        return held(self.algebra, "new rows", where), None if self.probe is None else where.hold(self.probe)
 
     def gram_tasks(
         self,

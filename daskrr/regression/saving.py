@@ -16,6 +16,7 @@ from daskrr.errors import InvalidData
 from daskrr.kernels import Kernel, as_kernel, from_spec
 from daskrr.numerics.algebra import Whitening
 from daskrr.numerics.regress import Solution, Sums
+from daskrr.nystrom.saving import square_of, triangle_of
 
 MODEL = "a model"
 MODEL_VERSION = 2
@@ -85,7 +86,7 @@ def write_model(
     arrays: dict[str, NDArray] = {name: getattr(factors.sums, name) for name in SUMMED} | vars(factors.solution)
     arrays |= {"landmarks": factors.landmarks, "inverse": factors.whitening.inverse}
     for name in TRIANGLES:
-        arrays[name] = arrays[name][np.tril_indices(len(arrays[name]))]
+        arrays[name] = triangle_of(arrays[name])
     facts = {
         "n_landmarks": factors.n_landmarks,
         "kernel_error": factors.whitening.kernel_error,
@@ -123,7 +124,7 @@ def read_model(path: str | os.PathLike, allow_functions: Sequence[str] = ()) -> 
     }  # fmt: skip
     arrays = {name: _read(group, name, shape) for name, shape in shapes.items()}
     for name in TRIANGLES:
-        arrays[name] = _square(arrays[name], rank)
+        arrays[name] = square_of(arrays[name], rank)
     more = {name: unpack(about[name], lambda array: _stored(group, array), allow_functions) for name in MORE}
     unknown = float("nan")
     whitening = Whitening(np.arange(rank), arrays["inverse"], unknown, about["kernel_error"], unknown)
@@ -152,9 +153,3 @@ def _read(group: zarr.Group, name: str, shape: tuple[int, ...]) -> NDArray[np.fl
             f"the model is damaged: {name} has shape {found.shape} where {shape} is expected, or was not written whole."
         )
     return found
-
-
-def _square(triangle: NDArray[np.float64], size: int) -> NDArray[np.float64]:
-    full = np.zeros((size, size))
-    full[np.tril_indices(size)] = triangle
-    return full

@@ -1,0 +1,140 @@
+"""Sketches on storage: a Zarr group of arrays, and JSON in its attributes; nothing is pickled.
+
+A sketch is stored by itself, or as the group ``sketch`` of the scores that it belongs to. The attributes hold a
+checksum of every array and one of themselves, so that what is read is what was written, or an error.
+"""
+
+import json
+import zlib
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from daskrr import __version__
+from daskrr.engine.factors import Factors
+from daskrr.engine.storage import FORMAT, RESULT_KEY, checksum
+from daskrr.errors import InvalidData
+from daskrr.numerics.algebra import RidgeFactor, Whitening
+
+SKETCH = "a sketch"
+SKETCH_VERSION = 1
+
+Arrays = dict[str, NDArray]
+
+
+def packed(payload: dict[str, Any], probe: dict[str, Any] | None) -> tuple[Arrays, dict[str, Any]]:
+    """Arrays and numbers of what scores new rows: the payload "new rows" of a run's factors, and its probe."""
+    inverse, ridge = payload["factors"]
+    arrays = {"landmarks": payload["landmarks"], "inverse": triangle_of(inverse)}
+    facts = {"n_landmarks": payload["n_landmarks"], "kernel_error": payload["kernel_error"]}
+    if payload["eigenvalues"] is None:
+        arrays |= {"ridge": triangle_of(ridge)}
+    else:
+        arrays |= {"ridge": ridge, "eigenvalues": payload["eigenvalues"]}
+    if payload["leading"] is not None:
+        arrays["leading"], arrays["leading_eigenvalues"], facts["largest_left"] = payload["leading"]
+    if payload["subset"]:
+        arrays["subset"] = np.stack([triangle_of(one) for one in payload["subset"]])
+    if probe is not None:
+        facts["probe_scale"] = probe["scale"]
+        arrays |= {f"probe_{name}": probe[name] for name in ("X", "coefficients", "rows", "weights")}
+    return arrays, facts
+
+
+def unpacked(arrays: Arrays, facts: dict[str, Any]) -> tuple[Factors, dict[str, Any] | None]:
+    """What :func:`packed` was given, as factors and a probe."""
+    rank, unknown, nothing = len(arrays["landmarks"]), float("nan"), np.empty(0)
+    inverse = square_of(arrays["inverse"], rank)
+    single = "eigenvalues" not in arrays
+    leading = None
+    if "leading" in arrays:
+        leading = arrays["leading"], arrays["leading_eigenvalues"], facts["largest_left"]
+    factors = Factors(
+        landmarks=arrays["landmarks"],
+        n_landmarks=facts["n_landmarks"],
+        whitening=Whitening(np.arange(rank), inverse, unknown, facts["kernel_error"], unknown),
+        ridge=RidgeFactor(
+            inverse=square_of(arrays["ridge"], rank) if single else arrays["ridge"],
+            combined=None,
+            eigenvalues=arrays.get("eigenvalues"),
+            leading=leading,
+            spectrum=None,
+            effective_dimensions=nothing,
+            score_errors=nothing,
+            gram_norm=unknown,
+            gram_error=unknown,
+        ),
+        subset=tuple(square_of(one, rank) for one in arrays.get("subset", ())),
+    )
+    if "probe_scale" not in facts:
+        return factors, None
+    probe = {name: arrays[f"probe_{name}"] for name in ("X", "coefficients", "rows", "weights")}
+    return factors, probe | {"scale": facts["probe_scale"]}
+
+
+def sealed(arrays: Arrays, about: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a stored sketch: what is known of it, and checksums."""
+    stored = {name: {"shape": list(values.shape), "crc32": checksum(values)} for name, values in arrays.items()}
+    found = {"sketch_version": SKETCH_VERSION, "daskrr": __version__, "arrays": stored} | about
+    return found | {"crc32": _signature(found)}
+
+
+def read_sealed(group: zarr.Group, name: str) -> tuple[Arrays, dict[str, Any]]:
+    """Arrays and attributes of a stored sketch, which the caller knows by its ``name``.
+
+    Raises
+    ------
+    InvalidData
+        It is of another version, or is not what was written.
+    """
+    told: Any = group.attrs.get(RESULT_KEY) or {}
+    about = {key: value for key, value in told.items() if key not in ("format", "kind")}
+    if (told.get("format"), about.get("sketch_version")) != (FORMAT, SKETCH_VERSION):
+        raise InvalidData(
+            f"the sketch at {name} has version {about.get('sketch_version')}, and this daskrr reads version "
+            f"{SKETCH_VERSION}."
+        )
+    if about.pop("crc32", None) != _signature(about):
+        raise InvalidData(f"the sketch at {name} is damaged: its attributes are not what was written.")
+    return {key: _read(group, key, one, name) for key, one in about["arrays"].items()}, about
+
+
+def identity_of(about: dict[str, Any]) -> str:
+    """What tells a sketch from any other, by the attributes that :func:`read_sealed` found."""
+    return f"crc32 {_signature(about):08x}"
+
+
+def _signature(about: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(about, sort_keys=True).encode())
+
+
+def _read(group: zarr.Group, key: str, told: dict[str, Any], name: str) -> NDArray:
+    try:
+        stored: Any = group[key]
+        found = np.ascontiguousarray(stored[...])
+    except InvalidData:  # it is exchanged for another
+        raise
+    except Exception as error:  # stores and codecs raise errors of many kinds
+        raise InvalidData(
+            f"the sketch at {name} is damaged: {key} cannot be read, {type(error).__name__}: {error}"
+        ) from None
+    if list(found.shape) != told["shape"] or checksum(found) != told["crc32"]:
+        raise InvalidData(
+            f"the sketch at {name} is damaged: {key}, of shape {found.shape}, is not the array of shape "
+            f"{tuple(told['shape'])} that was written."
+        )
+    return found
+
+
+def triangle_of(lower: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The lower triangle of a square matrix, row by row."""
+    return lower[np.tril_indices(len(lower))]
+
+
+def square_of(triangle: NDArray[np.float64], size: int) -> NDArray[np.float64]:
+    """The matrix with a lower triangle, and zeros above."""
+    full = np.zeros((size, size))
+    full[np.tril_indices(size)] = triangle
+    return full
