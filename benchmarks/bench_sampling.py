@@ -33,7 +33,8 @@ from threadpoolctl import threadpool_limits
 
 import daskrr
 from benchmarks import harness
-from benchmarks.bench_certificate import CLOUDS, Rows, errors_of, median_distance
+from benchmarks.bench_certificate import errors_of
+from benchmarks.clouds import CLOUDS, Rows, median_distance
 from benchmarks.peers import PACKAGES
 from daskrr import exact, plots
 from daskrr.kernels import Gaussian, Kernel, Linear

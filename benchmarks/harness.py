@@ -2,12 +2,14 @@
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +20,7 @@ import numpy as np
 import psutil
 import zarr
 from distributed import Client
+from threadpoolctl import threadpool_limits
 from zarr.codecs import BloscCodec, Crc32cCodec
 
 from daskrr.apps.clusters import local_cluster
@@ -28,12 +31,14 @@ CHUNK_BYTES = 8 * MIB
 PACKAGES = ("daskrr", "numpy", "scipy", "dask", "distributed", "zarr", "scikit-learn", "dppy")
 
 
-def arguments(question: str, description: str) -> argparse.Namespace:
-    """Read ``--quick`` and ``--output`` from the command line."""
+def arguments(question: str, description: str, **whole_numbers: tuple[int, str]) -> argparse.Namespace:
+    """Read ``--quick``, ``--output`` and whole numbers, given by their defaults and help, from the command line."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.bench_{question}", description=description)
     parser.add_argument("--quick", action="store_true", help="small sizes that take seconds; nothing can fail")
     default = Path(__file__).parent / "results" / f"bench_{question}.json"
     parser.add_argument("--output", type=Path, default=default, metavar="FILE", help="JSON report to write")
+    for name, (usual, text) in whole_numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=usual, metavar="N", help=f"{text} (default: {usual})")
     return parser.parse_args()
 
 
@@ -97,6 +102,17 @@ def print_checks(checks: dict[str, bool], quick: bool) -> None:
     """Print PASS or FAIL of every requirement; small sizes are not judged."""
     for name, passed in checks.items():
         print(f"{name}: {'not judged' if quick else 'PASS' if passed else 'FAIL'}")
+
+
+@contextmanager
+def processes(number: int) -> Iterator[Callable[..., Iterator[Any]]]:
+    """A ``map`` that works in ``number`` processes, each with one thread for its algebra; in this one if it is 1."""
+    if number == 1:
+        yield map
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(number, context, initializer=threadpool_limits, initargs=(1,)) as pool:
+        yield pool.map
 
 
 @contextmanager

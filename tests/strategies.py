@@ -6,15 +6,14 @@ from typing import NamedTuple
 
 import dask
 import dask.array as da
-import mpmath
 import numpy as np
 import zarr
-from extended import kernel_extended, scores_of_matrix
+from extended import scores_extended
 from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
 import daskrr
-from daskrr.kernels import Bernoulli, Cosine, Gaussian, Laplacian, Linear, Matern, Polynomial, Product, Scaled, Sum
+from daskrr.kernels import Bernoulli, Cosine, Gaussian, Laplacian, Linear, Matern, Polynomial
 
 KERNELS = [
     Linear(),
@@ -171,39 +170,9 @@ def residual_budget(scored, diagonal):
 # --- Oracles ------------------------------------------------------------------------------------------
 
 
-def extended_matrix(X, kernel):
-    """The kernel matrix in extended precision, compositions included."""
-    if isinstance(kernel, Scaled):
-        return mpmath.mpf(kernel.factor) * extended_matrix(X, kernel.part)
-    if isinstance(kernel, Sum | Product):
-        parts = [extended_matrix(X, part) for part in kernel.parts]
-        combine = mpmath.fsum if isinstance(kernel, Sum) else mpmath.fprod
-        return _matrix(X, lambda i, j: combine(part[i, j] for part in parts))
-    rows = [[mpmath.mpf(float(value)) for value in row] for row in X]
-    if isinstance(kernel, Cosine):
-        norms = [mpmath.sqrt(mpmath.fdot(row, row)) or mpmath.mpf(1) for row in rows]
-        return _matrix(X, lambda i, j: mpmath.fdot(rows[i], rows[j]) / (norms[i] * norms[j]))
-    if isinstance(kernel, Bernoulli):
-        return _matrix(X, lambda i, j: mpmath.fprod(map(_bernoulli(kernel.order), rows[i], rows[j])))
-    return kernel_extended(X, X, kernel)
-
-
-def _matrix(X, value):
-    return mpmath.matrix([[value(i, j) for j in range(len(X))] for i in range(len(X))])
-
-
-def _bernoulli(order):
-    def value(x, z):
-        fraction = (x - z) - mpmath.floor(x - z)
-        return (-1) ** (order - 1) * mpmath.bernpoly(2 * order, fraction) / mpmath.factorial(2 * order)
-
-    return value
-
-
 def extended_scores(X, kernel, ridge):
     """Exact scores in extended precision."""
-    with mpmath.workdps(60):
-        return scores_of_matrix(extended_matrix(X, kernel), ridge, digits=60)
+    return scores_extended(X, kernel, ridge, digits=60)
 
 
 # --- Kernels of a user --------------------------------------------------------------------------------

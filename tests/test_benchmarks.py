@@ -1,5 +1,6 @@
 """The benchmarks run to their end on small sizes, report what they promise, and leave no process behind."""
 
+import dataclasses
 import json
 import math
 import os
@@ -13,7 +14,7 @@ import psutil
 import pytest
 from numpy.testing import assert_allclose
 
-from benchmarks import bench_certificate, bench_regression, bench_sampling
+from benchmarks import bench_certificate, bench_regression, bench_sampling, validity
 from benchmarks.bench_memory import judge
 from benchmarks.bench_peers import TOP, errors
 from benchmarks.harness import MIB, peak_bytes
@@ -147,11 +148,17 @@ def test_certificate(quick_report):
     results = report["results"]
     assert "never judged" in text
     assert "not judged" in text
-    assert set(results["validity"]) == {"1e-06", "0"}
-    for totals in results["validity"].values():
-        assert totals["scores"] > 100
-        assert totals["outside"] == 0
+    assert results["problems"] >= 15
+    assert results["pairs"] > 500
+    assert {totals["family"] for totals in results["validity"]} == {
+        "clouds", "large clouds", "two points", "few points",
+    }  # fmt: skip
+    assert {totals["failure_probability"] for totals in results["validity"]} == {1e-6, 0}
+    for totals in results["validity"]:
         assert set(totals["refused"]) <= {"RidgeTooSmall"}
+        assert all(1 <= width <= 1e9 for width in totals["widths"].values())
+        assert totals["outside"] == 0
+    assert results["failures"] == []
     for found in results["widths"]:
         assert 1 <= found["median"] <= found["most"]
         assert found["judged"] is (found["ridge"] < 1e-2)
@@ -159,6 +166,12 @@ def test_certificate(quick_report):
     assert {found["sampling"] for found in results["estimates"]} == {"uniform", "diagonal", "leverage", "residual"}
     average = results["average_errors"]
     assert average["estimate"] < min(average["scores"], average["self correction"])
+
+
+def _checked(problems=2000, pairs=500, **changes):
+    family = {"family": "clouds", "dtype": "float64"}
+    runs = [{"problem": family | {"number": number}, "pairs": pairs} for number in range(problems)]
+    return [runs[0] | changes, *runs[1:]]
 
 
 def _certified(median=1.1, most=1.2, n_features=5, judged=True):
@@ -171,23 +184,50 @@ def _estimated(estimate, scores=0.5, self_correction=0.2):
 
 
 @pytest.mark.parametrize(
-    ("run", "width", "estimated", "failed"),
+    ("runs", "width", "estimated", "failed"),
     [
-        ({"outside": 0}, _certified(), _estimated(0.1), None),
-        ({"refused": "RidgeTooSmall"}, _certified(), _estimated(0.1), None),
-        ({"outside": 0}, _certified(9.0, 9.0, judged=False), _estimated(0.1), None),
-        ({"outside": 0}, _certified(1.4, 1.7, n_features=8), _estimated(0.1), None),
-        ({"outside": 1}, _certified(), _estimated(0.1), "every exact score within its interval"),
-        ({"refused": "CheckFailed"}, _certified(), _estimated(0.1), "no refusal but of too small a ridge"),
-        ({"outside": 0}, _certified(median=1.16), _estimated(0.1), "median width"),
-        ({"outside": 0}, _certified(most=1.26), _estimated(0.1), "95 % width"),
-        ({"outside": 0}, _certified(), _estimated(0.1, scores=0.05), "estimate better than scores"),
-        ({"outside": 0}, _certified(), _estimated(0.3), "estimate better than self correction"),
+        (_checked(), _certified(), _estimated(0.1), None),
+        (_checked(2001, refused="RidgeTooSmall"), _certified(), _estimated(0.1), None),
+        (_checked(), _certified(9.0, 9.0, judged=False), _estimated(0.1), None),
+        (_checked(), _certified(1.4, 1.7, n_features=8), _estimated(0.1), None),
+        (_checked(problems=1999, pairs=1000), _certified(), _estimated(0.1), "enough problems and pairs"),
+        (_checked(pairs=499), _certified(), _estimated(0.1), "enough problems and pairs"),
+        (_checked(outside=1), _certified(), _estimated(0.1), "every exact score within its interval"),
+        (_checked(2001, refused="CheckFailed"), _certified(), _estimated(0.1), "no refusal but of too small a ridge"),
+        (_checked(), _certified(median=1.16), _estimated(0.1), "median width"),
+        (_checked(), _certified(most=1.26), _estimated(0.1), "95 % width"),
+        (_checked(), _certified(), _estimated(0.1, scores=0.05), "estimate better than scores"),
+        (_checked(), _certified(), _estimated(0.3), "estimate better than self correction"),
     ],
 )
-def test_certificate_is_judged(run, width, estimated, failed):
-    checks = bench_certificate.judge([run], [width], [estimated])
+def test_certificate_is_judged(runs, width, estimated, failed):
+    checks = bench_certificate.judge(runs, [width], [estimated])
     assert [name for name, passed in checks.items() if not passed] == ([failed] if failed else [])
+
+
+def test_certificate_counts_equal_rows_once_and_what_is_outside():
+    X = np.array([[1.0], [2.0], [1.0], [1.0]])
+    distinct = validity.Distinct.of(X)
+    np.testing.assert_array_equal(X[distinct.first], [[1.0], [2.0]])
+    np.testing.assert_array_equal(distinct.counts, [3, 1])
+    lower, upper = distinct.narrowest(np.array([[0.1], [0.2], [0.3], [0.1]]), np.array([[0.5], [0.4], [0.5], [0.4]]))
+    np.testing.assert_array_equal([lower, upper], [[[0.3], [0.2]], [[0.4], [0.4]]])
+    for truth, outside in [(0.35, 0), (0.29, 1), (0.41, 1), (np.nan, 0)]:
+        found = validity.compare(lower, upper, np.array([[truth], [0.3]]), np.full((2, 1), 1e-3))
+        assert found["outside"] == found["strictly_outside"] == outside
+        assert found["pairs"] == 2 - np.isnan(truth)
+        assert (found["worst_violation"] > 0.02) == (found["furthest_of_allowed"] > 9) == bool(outside)
+    assert found["widths"] == {"median": 2.0, "most": 2.0}
+
+
+@pytest.mark.parametrize("sampling", ["residual", "leverage"])
+def test_certificate_tries_again_at_the_smallest_ridge_that_works(sampling):
+    problem, X = validity.repeated_problem("two points", 2, 2, 2)
+    tiny = dataclasses.replace(problem, ridges=(1e-30, 1e-29), sampling=sampling)
+    for run in validity.check_validity(tiny, X):
+        smallest, larger = run["ridges"]
+        assert 1e-20 < smallest < 1
+        assert larger == pytest.approx(10 * smallest)
 
 
 @pytest.mark.slow
