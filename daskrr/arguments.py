@@ -88,6 +88,11 @@ class Job:
     began: float = field(default_factory=time.perf_counter)
 
     @property
+    def seed(self) -> int:
+        """Of all random numbers."""
+        return self.scheme.seed
+
+    @property
     def facts(self) -> dict[str, Any]:
         """What a page about it says at its head."""
         return {

@@ -36,6 +36,8 @@ MAY_IMPORT = {
     "jobs": LIBRARY | {"receipts", "result", "arguments", "fitting", "leverage", "identity", "jobstore"},
     "updating": LIBRARY | {"result", "arguments", "fitting", "growth", "leverage", "identity", "jobs", "jobstore"},
     "loading": LIBRARY | {"regression", "jobstore"},
+    "applying": LIBRARY
+    | {"top", "aggregates", "receipts", "result", "fitting", "identity", "jobs", "jobstore", "loading"},
     "outputs": LIBRARY | {"top", "jobstore", "aggregates", "pictures"},
     "scoring": LIBRARY | {"top", "arguments", "jobs", "jobstore"},
     "apps": LIBRARY
@@ -43,6 +45,7 @@ MAY_IMPORT = {
         "config",
         "top",
         "result",
+        "applying",
         "leverage",
         "loading",
         "outputs",
