@@ -17,6 +17,7 @@ _HOMES = {
     "NystromKernelRidgeCV": "daskrr.regression.selection",
     "NystromTransformer": "daskrr.regression.transformer",
     "load": "daskrr.loading",
+    "apply_sketch": "daskrr.applying",
     "ScoreStore": "daskrr.outputs",
     "open_scores": "daskrr.outputs",
     "RowSample": "daskrr.samples",

@@ -90,6 +90,11 @@ class Job:
         return self.ledger.asked
 
     @property
+    def seed(self) -> int:
+        """Of all random numbers."""
+        return self.scheme.seed
+
+    @property
     def facts(self) -> dict[str, Any]:
         """What a page about it says at its head."""
         return {

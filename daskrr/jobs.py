@@ -8,17 +8,21 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from daskrr.arguments import Job, Options, prepare
+from daskrr.arguments import Options, prepare
 from daskrr.engine.addresses import redact
 from daskrr.engine.feed import note, reporter
 from daskrr.engine.journal import Journal
 from daskrr.engine.lease import Lease
+from daskrr.engine.passes import Executor
+from daskrr.engine.places import Staged
+from daskrr.engine.plan import Plan
 from daskrr.engine.progress import Event, Reporter
 from daskrr.engine.records import Records
+from daskrr.engine.rows import Rows
 from daskrr.engine.storage import OutputStore
 from daskrr.errors import (
     CheckFailed,
@@ -38,9 +42,7 @@ from daskrr.fitting import versions
 from daskrr.identity import difference, fingerprint, has_grown, is_same, parameters_of
 from daskrr.jobstore import BASE, JobStore
 from daskrr.leverage import score_job
-from daskrr.nystrom.saving import SKETCH
-from daskrr.receipts import sum_counts
-from daskrr.result import LeverageResult
+from daskrr.receipts import Receipt, sum_counts
 
 log = logging.getLogger("daskrr")
 
@@ -138,7 +140,20 @@ def at_work(store: JobStore, wait: bool) -> Iterator[Lease]:
                 store.clear()
 
 
-def begin(store: JobStore, lease: Lease, wanted: dict[str, Any], job: Job, kind: str) -> tuple[str, int]:
+class Beginning(Protocol):
+    """What a job is begun with."""
+
+    @property
+    def rows(self) -> Rows: ...
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def executor(self) -> Executor: ...
+    @property
+    def seed(self) -> int: ...
+
+
+def begin(store: JobStore, lease: Lease, wanted: dict[str, Any], job: Beginning, kind: str) -> tuple[str, int]:
     """The generation to work on, and its seed: an unfinished one of this kind with these parameters, or a new one.
 
     No two have one name, so that what a worker still writes of an earlier one harms nobody.
@@ -148,20 +163,19 @@ def begin(store: JobStore, lease: Lease, wanted: dict[str, Any], job: Job, kind:
     job.executor.check(job.rows)
     if found is not None:
         store.sweep({**committed, found: ""})
-        _note_processors(store.journal(found), job)
+        _note_processors(store.journal(found), job.executor)
         return found, store.job(found)["seed"]
     store.sweep(committed)
     generation = f"{lease.generation:06d}-{uuid.uuid4().hex[:8]}"
-    seed, height = job.scheme.seed, job.plan.block_rows
-    about = {"parameters": wanted, "kind": kind, "seed": seed, "block_rows": height, "versions": versions()}
-    store.begin(generation, about)
-    _note_processors(store.journal(generation), job)
-    return generation, seed
+    about = {"parameters": wanted, "kind": kind, "seed": job.seed, "block_rows": job.plan.block_rows}
+    store.begin(generation, about | {"versions": versions()})
+    _note_processors(store.journal(generation), job.executor)
+    return generation, job.seed
 
 
-def _note_processors(journal: Journal, job: Job) -> None:
+def _note_processors(journal: Journal, executor: Executor) -> None:
     """Record on what kinds of processors a job was computed; whoever goes on with another is told."""
-    now = job.executor.workers["processors"]
+    now = executor.workers["processors"]
     known = (journal.read_one("processors") or {"kinds": now})["kinds"]
     if set(known) != set(now):
         log.warning(
@@ -181,6 +195,27 @@ def unfinished(store: JobStore, wanted: dict[str, Any], kind: str) -> str | None
                 return generation
             log.warning("the unfinished job was begun with %s, and starts over with %s", begun["versions"], now)
     return None
+
+
+class Publishable(Protocol):
+    """Scores that can be written block by block, and published when all are there.
+
+    ``parts`` are groups of small arrays that are published with them: name, kind, arrays and attributes of each.
+    """
+
+    @property
+    def rows(self) -> Rows: ...
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]: ...
+    @property
+    def parts(self) -> list[tuple[Any, ...]]: ...
+
+    def write(
+        self, staged: Staged, report: Reporter, journal: Journal, since: int = 0
+    ) -> tuple[dict[str, Any], list[Receipt]]:
+        """Write what has no receipt yet; summary and receipts."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +258,7 @@ class Work:
         self.store.sweep({(self.store.committed or {}).get("generation", ""): BASE})
 
     def publish(
-        self, result: LeverageResult, since: int = 0, more: Callable[[dict[str, Any], Any], Any] | None = None
+        self, result: Publishable, since: int = 0, more: Callable[[dict[str, Any], Any], Any] | None = None
     ) -> dict[str, Any]:
         """Run pass 2 from where it was, check the whole, and commit; the summary.
 
@@ -245,14 +280,14 @@ class Work:
             "generation": generation,
             "parameters": self.wanted,
             "seed": self.seed,
-            "ledger": result.ledger.to_record(),
+            "ledger": summary.get("ledger"),
             "summary": json.loads(json.dumps(summary)),
             "block_rows": result.plan.block_rows,
             "digests": digests,
             "checksums": packed([one.checksums for one in receipts if one.checksums is not None]),
             "counts": counts.sum(axis=0),
         }
-        groups = [store.stage_group(generation, "sketch", SKETCH, *result.sketch.packed())]
+        groups = [store.stage_group(generation, *part) for part in result.parts]
         store.publish(generation, staged, commit, self.lease.check, groups)
         return summary_of(store, commit)
 

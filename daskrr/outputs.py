@@ -116,9 +116,24 @@ class ScoreStore:
         InvalidData
             The job is not finished.
         """
+        self.check_whole_data()
         if self.complete is not None and not self.complete.all():
             raise InvalidData("pictures need all rows, and this job has not scored all yet. Run it again to finish it.")
         return ScorePictures(self)
+
+    def check_whole_data(self) -> None:
+        """Refuse scores of new rows, which have no effective dimension, spectrum or certificate of their own.
+
+        Raises
+        ------
+        InvalidData
+            They are.
+        """
+        if "sketch" in self.summary:
+            raise InvalidData(
+                "these are scores of new rows by a sketch, each for itself: they sum to nothing that a report or a "
+                f"picture could show. Ask for one of the scores of {self.summary['sketch']['origin']}."
+            )
 
     def column(self, ridge: float | None) -> int:
         """Which column belongs to a ridge; the smallest ridge by default."""

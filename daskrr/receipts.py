@@ -1,15 +1,18 @@
 """Blocks of scores as they are written: the check, the receipt, and what a stopped run has written well."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import zarr
+from dask.delayed import Delayed
 from numpy.typing import NDArray
 
 from daskrr.engine.journal import Journal
+from daskrr.engine.passes import Block, Run, task
 from daskrr.engine.places import Staged
 from daskrr.engine.storage import checksum, write_block
 from daskrr.errors import CheckFailed
@@ -94,6 +97,43 @@ def write_rows(
         digests={name: checksum(values) for name, values in written.items()},
         checksums=scored.checksums,
     )
+
+
+def shapes_of(names: Sequence[str], n_rows: int, n_ridges: int | None) -> dict[str, tuple[int, ...]]:
+    """Shapes of the arrays that are stored; ``n_ridges`` is None for a ridge that was given as a number."""
+    shape = (n_rows,) if n_ridges is None else (n_rows, n_ridges)
+    return dict.fromkeys(names, shape) | {"residual": shape[:1]}
+
+
+def write_missing(
+    run: Run,
+    journal: Journal,
+    staged: Staged,
+    tasks: Callable[[Sequence[Block], Callable[..., None]], Iterable[Delayed]],
+    then: Callable[..., Receipt],
+    title: str,
+    row_flops: float,
+) -> list[Receipt]:
+    """Run what writes blocks, on those that have no receipt yet; the receipts of all, in row order.
+
+    ``tasks`` makes those of some blocks, each of which is to do with its rows what it is given.
+    """
+    known = _intact_blocks(run, journal, staged)
+    missing = [block for block in run.blocks if block.start not in known]
+    written = tasks(missing, partial(write_for_good, journal, staged, then))
+    replace(run, blocks=missing).finish(title, written, row_flops)
+    return [Receipt.from_record(journal.read("receipts", block.start)) for block in run.blocks]
+
+
+def _intact_blocks(run: Run, journal: Journal, staged: Staged) -> set[int]:
+    """First rows of the blocks that have a receipt and are as it says; the workers look at them."""
+    found = staged.complete(journal.done("receipts"))
+    blocks = [block for block in run.blocks if block.start in found]
+    if not blocks:
+        return set()
+    checks = (task("check-rows", run.name, b.index, partial(is_intact, journal, staged, b.start)) for b in blocks)
+    intact = run.executor.values(replace(run, blocks=blocks).collect("scores of the stopped run", checks))
+    return {block.start for block, whole in zip(blocks, intact, strict=True) if whole}
 
 
 def is_intact(journal: Journal, staged: Staged, start: int) -> bool:

@@ -47,7 +47,7 @@ from daskrr.nystrom.sampling import ScoreFidelity
 from daskrr.nystrom.saving import SKETCH
 from daskrr.nystrom.sketch import NystromSketch, html_table, kept_of
 from daskrr.pictures import ScorePictures
-from daskrr.receipts import Receipt, is_intact, sum_counts, top_of_block, write_for_good, write_rows
+from daskrr.receipts import Receipt, shapes_of, sum_counts, top_of_block, write_missing, write_rows
 from daskrr.top import CERTIFIED, PLAIN, TopRows, check_top, merge_top, not_certified
 
 # Of the quantiles that are told of the scores at the smallest ridge.
@@ -240,26 +240,6 @@ class LeverageResult:
             run.collect("pass 2: scores", self.score_tasks(use, then, more), self.sketch.score_flops)
         )
 
-    def _receipts(self, staged: Staged, then: Callable[..., Any], report: Reporter, journal: Journal) -> list[Receipt]:
-        """Pass 2 over all rows that have no receipt yet, and the receipts of all, in row order."""
-        known = self._intact(staged, report, journal)
-        missing = [block for block in self.blocks if block.start not in known]
-        run = Run(self.sketch.run, self.rows, missing, self.executor, report)
-        tasks = self.score_tasks("store", partial(write_for_good, journal, staged, then), self._weights, missing)
-        run.finish("pass 2: scores", tasks, self.sketch.score_flops)
-        return [Receipt.from_record(journal.read("receipts", block.start)) for block in self.blocks]
-
-    def _intact(self, staged: Staged, report: Reporter, journal: Journal) -> set[int]:
-        """First rows of the blocks that have a receipt and are as it says; the workers look at them."""
-        found = staged.complete(journal.done("receipts"))
-        blocks = [block for block in self.blocks if block.start in found]
-        if not blocks:
-            return set()
-        name, run = self.sketch.run, Run(self.sketch.run, self.rows, blocks, self.executor, report)
-        tasks = (task("check-rows", name, b.index, partial(is_intact, journal, staged, b.start)) for b in blocks)
-        intact = self.executor.values(run.collect("scores of the stopped run", tasks))
-        return {block.start for block, whole in zip(blocks, intact, strict=True) if whole}
-
     @cached_property
     def certificate(self) -> Certificate:
         """What is certain about the scores and how wide the intervals are; runs pass 2 unless something did so before.
@@ -383,15 +363,20 @@ class LeverageResult:
             began = time.perf_counter()
             receipts = self._all_blocks("store", self._writer(output.arrays, 0), report, self._weights)
             summary = self._concluded(receipts, began)
-            output.write_part("sketch", SKETCH, *self.sketch.packed())
+            for part in self.parts:
+                output.write_part(*part)
             output.commit(summary)
         return summary | {"output": output.target}
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the arrays that are stored."""
-        shape = (self.rows.n_rows,) if self.sketch.single else (self.rows.n_rows, len(self.sketch.ridges))
-        return dict.fromkeys(self._names, shape) | {"residual": shape[:1]}
+        return shapes_of(self._names, self.rows.n_rows, None if self.sketch.single else len(self.sketch.ridges))
+
+    @property
+    def parts(self) -> list[tuple[Any, ...]]:
+        """Groups that are stored with the arrays: name, kind, arrays and attributes of each."""
+        return [("sketch", SKETCH, *self.sketch.packed())]
 
     def write(
         self, staged: Staged, report: Reporter, journal: Journal, since: int = 0
@@ -401,7 +386,11 @@ class LeverageResult:
         Blocks that the journal has a receipt of are not scored again. Scores are counted apart from row ``since`` on.
         """
         began = time.perf_counter()
-        receipts = self._receipts(staged, self._writer(staged.arrays, since), report, journal)
+        run = Run(self.sketch.run, self.rows, self.blocks, self.executor, report)
+        receipts = write_missing(
+            run, journal, staged, lambda blocks, then: self.score_tasks("store", then, self._weights, blocks),
+            self._writer(staged.arrays, since), "pass 2: scores", self.sketch.score_flops,
+        )  # fmt: skip
         return self._concluded(receipts, began), receipts
 
     def _writer(self, arrays: dict[str, zarr.Array], since: int) -> Callable[..., Receipt]:

@@ -122,6 +122,8 @@ def _committed(store: JobStore) -> dict[str, Any]:
     found = store.committed
     if found is None:
         raise InvalidData(f"{store} has no finished scores to update. Score it first (daskrr score).")
+    if "sketch" in found["parameters"]:
+        raise InvalidData(f"{store} has scores of new rows by a sketch. Apply that again instead (daskrr apply).")
     return found
 
 

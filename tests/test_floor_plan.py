@@ -39,6 +39,8 @@ MAY_IMPORT = {
     "updating": LIBRARY
     | {"ledger", "result", "arguments", "fitting", "growth", "leverage", "identity", "jobs", "jobstore"},
     "loading": LIBRARY | {"regression", "jobstore"},
+    "applying": LIBRARY
+    | {"top", "aggregates", "receipts", "result", "fitting", "identity", "jobs", "jobstore", "loading"},
     "outputs": LIBRARY | {"top", "jobstore", "aggregates", "pictures"},
     "scoring": LIBRARY | {"top", "arguments", "jobs", "jobstore"},
     "apps": LIBRARY
@@ -46,6 +48,7 @@ MAY_IMPORT = {
         "config",
         "top",
         "result",
+        "applying",
         "leverage",
         "loading",
         "outputs",

@@ -145,14 +145,14 @@ def test_interval__is_narrow_where_the_landmarks_explain_the_row(tiles, ridge):
 def test_scores__of_all_rows_as_landmarks_are_exact(certify):
     X, new, kernel = rows(), 1.5 * rows(31, seed=1), Matern(1.0, 0.5)
     sketch = fitted(np.vstack([X, new]), kernel, 0.05, sampling=np.arange(91), certify=certify)
-    # A landmark need not be among the rows that are summed for L to be all of K: here n·λ is that of 91 rows.
+    # Rows of the data that come a second time, so that L is all of the appended kernel matrix too.
     expected = appended(np.vstack([X, new]), new, kernel, 0.05)
     np.testing.assert_allclose(sketch.scores(new).compute(), expected, rtol=1e-9)
     np.testing.assert_allclose(sketch.estimate(new).compute(), expected, rtol=1e-9)
 
 
 def test_scores__are_not_those_of_a_row_of_the_data():
-    """The example that was returned as 0.899: b(G + μ)⁻¹b, neither cut nor divided by what it adds."""
+    """b(G + μ)⁻¹b, cut at what a row of the data can have, is neither of the two usual quantities."""
     X, kernel = np.array([[0.0], [3.0]]), Gaussian(1.0)
     sketch = fitted(X, kernel, 0.5, sampling=[0, 1])
     new = np.array([[0.0], [3.0], [1.5], [30.0]])

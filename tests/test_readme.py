@@ -25,18 +25,19 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, cluster: LocalCluster) -> Path:
-    """A folder with the points.csv that the README speaks of, after its commands have run there.
+    """A folder with the points.csv and tonight.zarr that the README speaks of, after its commands have run there.
 
     The first that needs a cluster starts its own, the others are given one to save time.
     """
     where = tmp_path_factory.mktemp("readme")
     points = np.random.default_rng(0).standard_normal((2000, 3))
     np.savetxt(where / "points.csv", points, delimiter=",", header="x,y,z", comments="")
+    zarr.create_array(where / "tonight.zarr", data=np.random.default_rng(1).standard_normal((300, 3)))
     (job,) = blocks("toml")
     (where / "job.toml").write_text(job)
     commands = [line[2:] for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
     assert [shlex.split(command)[1] for command in commands] == [
-        *("convert", "plan", "score", "top", "report", "sample", "score"),
+        *("convert", "plan", "score", "top", "report", "sample", "apply", "score"),
         *("convert", "convert", "select", "fit", "predict"),
         *("run", "run"),
     ]
@@ -44,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, cluster: LocalCluster) -> P
     for command in commands:
         words = shlex.split(command)
         assert words[0] == "daskrr"
-        if seen and words[1] in ("score", "select", "fit", "predict"):
+        if seen and words[1] in ("apply", "score", "select", "fit", "predict"):
             words += ["--cluster", cluster.scheduler_address]
         seen |= {words[1]} & {"score"}
         if words[1] in ("convert", "plan", "top", "report", "sample", "run"):

@@ -163,6 +163,28 @@ def update(**options: Any) -> None:
     _module("commands").update(**grouped(options, "cluster"))
 
 
+@main.command()
+@click.argument("sketch", metavar="SCORES_OR_SKETCH", type=click.Path())
+@click.argument("points", type=click.Path())
+@click.argument("output", type=click.Path())
+@missing_chunks_option
+@click.option("--allow-function", multiple=True, metavar="PACKAGE.MODULE:NAME", help="Function the kernel may import.")
+@cluster_options
+@wait_option
+@overwrite_option
+@json_option
+@quiet_option
+@debug_option
+def apply(**options: Any) -> None:
+    """Score the rows of the Zarr array POINTS, never seen before, among data that was scored, and write to OUTPUT.
+
+    SCORES_OR_SKETCH is an output of daskrr score, or a sketch that was saved from Python; the data itself is not read.
+    Every row gets the score that it would have if it alone were added to the data, with an interval if there was
+    --certify or a tolerance. A job that was stopped goes on where it was if the same line is run again.
+    """
+    _module("commands").apply(**grouped(options, "cluster"))
+
+
 def _show(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     """Print what is known of job files, and do nothing else."""
     if value and not ctx.resilient_parsing:

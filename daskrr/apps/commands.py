@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from daskrr import errors, outputs, samples, scoring, updating
+from daskrr import applying, errors, outputs, samples, scoring, updating
 from daskrr.apps import clusters, wording
 from daskrr.apps import convert as conversion
 from daskrr.apps.parsing import make_kernel, model_arguments, refuse_file
@@ -116,6 +116,30 @@ def update(
             points, output, refresh=refresh, wait=wait, allow_functions=allow_function, progress=not quiet
         )
     emit(summary, as_json, wording.update)
+
+
+def apply(
+    sketch: str,
+    points: str,
+    output: str,
+    missing_chunks: str | None,
+    allow_function: Sequence[str],
+    cluster: Mapping[str, Any],
+    wait: bool,
+    overwrite: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Run ``daskrr apply``."""
+    refuse_file(points)
+    given: dict[str, Any] = {"overwrite": overwrite, "allow_functions": allow_function}
+    given["missing_chunks"] = missing_chunks or "refuse"
+    # Mistakes should be told, and finished work found, before a cluster is started.
+    summary = applying.already_applied(sketch, points, output, **given)
+    if summary is None:
+        with told(quiet), clusters.connect(**cluster, echo=silence if quiet else None):
+            summary = applying.apply_sketch(sketch, points, output, wait=wait, progress=not quiet, **given)
+    emit(summary, as_json, wording.application)
 
 
 def status(output: str, as_json: bool) -> None:

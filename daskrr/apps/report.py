@@ -62,6 +62,7 @@ def write_report(
     target = _checked(output, overwrite)
     name = redact(locate(path))
     store = open_scores(path)
+    store.check_whole_data()
     text = render(store, name, progress)
     _write(target, text, overwrite)
     return {"scores": name, "rows": store.summary["n_rows"], "output": str(target), "bytes": len(text.encode())}

@@ -361,6 +361,24 @@ def predictions(summary: Summary) -> str:
     )
 
 
+def application(summary: Summary) -> str:
+    """Which sketch new rows were held against, and the highest of them."""
+    sketch, parameters = summary["sketch"], summary["parameters"]
+    chance = sketch["failure_probability"]
+    figures = _table(
+        [
+            ("new rows", f"{summary['n_rows']:,} x {summary['n_features']} features"),
+            ("sketch", f"{sketch['origin']}, of {sketch['n_rows']:,} rows, rank {sketch['rank']:,}"),
+            ("kernel", _kernel(parameters["kernel"])),
+            ("ridge", _figures(parameters["ridge"], "g")),
+            ("intervals", "not certified" if chance is None else f"certified, {_chance(chance)}"),
+            *_times(summary["seconds"]),
+            ("written to", summary["output"]),
+        ]
+    )
+    return f"{figures}\n\n{_highest(summary)}"
+
+
 def demo(summary: Summary) -> str:
     """How many planted rows were found, and where everything is."""
     return _table(

@@ -101,11 +101,6 @@ def read_sealed(group: zarr.Group, name: str) -> tuple[Arrays, dict[str, Any]]:
     return {key: _read(group, key, one, name) for key, one in about["arrays"].items()}, about
 
 
-def identity_of(about: dict[str, Any]) -> str:
-    """What tells a sketch from any other, by the attributes that :func:`read_sealed` found."""
-    return f"crc32 {_signature(about):08x}"
-
-
 def _signature(about: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(about, sort_keys=True).encode())
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from daskrr.engine import feed
 from daskrr.engine.opaque import unseal
-from daskrr.engine.passes import Block, as_array, block_rows, executor, split, task
+from daskrr.engine.passes import Block, Executor, as_array, block_rows, executor, split, task
 from daskrr.engine.rows import Rows, open_rows, pieces
 from daskrr.engine.scheduler import Algebra, InProcess, held
 from daskrr.engine.storage import OutputStore
@@ -291,7 +291,10 @@ class NystromSketch:
     def _evaluate(self, X_new: Any, name: str) -> da.Array:
         rows, run = self.open_new_rows(X_new), uuid.uuid4().hex
         blocks = split(rows.n_rows, block_rows(max(self.rank, 1), rows))
-        tasks = list(self.new_row_tasks(*self.shared(run), rows, blocks, run, partial(quantity, name)))
+        payload, probe = self.algebra.payload("new rows"), self.probe
+        if isinstance(self.algebra, InProcess):
+            payload, probe = self.held(executor(run))
+        tasks = list(self.new_row_tasks(payload, probe, rows, blocks, run, partial(quantity, name)))
         single = self.single or name == "residual"
         found = as_array(f"new-rows-{run}", tasks, blocks, 1 if single else len(self.ridges))
         return found[:, 0] if single else found
@@ -387,11 +390,13 @@ class NystromSketch:
             output.write(arrays)
             output.commit(about)
 
-    def shared(self, run: str) -> tuple[Any, Any]:
+    @property
+    def identity(self) -> str:
+        """What tells it from any other sketch: a checksum of all that it is stored as."""
+        return f"crc32 {self.packed()[1]['crc32']:08x}"
+
+    def held(self, where: Executor) -> tuple[Any, Any]:
         """Factors and probe, ready as arguments of every task that scores new rows."""
-        if not isinstance(self.algebra, InProcess):
-            return self.algebra.payload("new rows"), self.probe
-        where = executor(run)
         return held(self.algebra, "new rows", where), None if self.probe is None else where.hold(self.probe)
 
     def gram_tasks(
