@@ -59,7 +59,9 @@ def leverage_scores(
     Parameters
     ----------
     X
-        (n, d) real: NumPy array, Dask array, Zarr array, or path or URL of a Zarr array.
+        (n, d) real: NumPy array, Dask array, Zarr array, or path or URL of a Zarr array; or what converts to the first
+        in memory, or is an xarray.DataArray of the second. Sparse matrices, masked values and other lazy frames are
+        refused.
     kernel
         A kernel of :mod:`daskrr.kernels`, its specification, or an importable function k(X, Z).
     ridge
