@@ -184,6 +184,7 @@ def _summary(
         "gram_norm": ridged["gram_norm"],
         "combined_factor": ridged["combined"],
         "algebra": {"place": sketch.algebra.place, "whiten": whitened["where"], "ridge": ridged["where"]},
+        "notes": job.notes,
         "workers": job.executor.workers,
         "versions": versions(),
         "seconds": {"pass 1": time.perf_counter() - job.began},

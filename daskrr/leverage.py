@@ -4,6 +4,7 @@ diagonal → sample landmarks → their kernel matrix W → B with B Bᵀ = L �
 everything up to the Gram matrix; scores are computed when they are asked for.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,8 @@ from daskrr.nystrom.rounds import choose_landmarks
 from daskrr.nystrom.selection import resolve_kernel
 from daskrr.nystrom.sums import Earlier
 from daskrr.result import LeverageResult
+
+log = logging.getLogger("daskrr")
 
 
 def leverage_scores(
@@ -68,7 +71,8 @@ def leverage_scores(
         λ > 0, or a list of different ones, which cost one pair of passes together. As in the paper, n·λ is added to
         the kernel matrix. Where one ridge must decide, the smallest does.
     n_landmarks
-        Number p of draws; may exceed n. Without it, landmarks are added until a tolerance is met.
+        Number p of draws; if it exceeds n, it is cut to n and the log says so. Without it, landmarks are added until a
+        tolerance is met.
     sampling
         ``"residual"`` (rounds of draws by what earlier landmarks do not explain), ``"leverage"`` (two rounds, the
         second by certified upper ends of the scores at ridge·epsilon, Theorem 3), ``"diagonal"`` (probabilities
@@ -149,6 +153,8 @@ def score_job(
     """
     check_fits(job.plan, Workers.of(job.executor))
     job.executor.check(job.rows)
+    for line in job.notes:
+        log.warning(line)
     with reporter(progress) as report:
         note(**job.facts)
         run = Run(

@@ -1,5 +1,6 @@
 """What :func:`daskrr.leverage_scores` returns: lazy scores of every row, and how they are ranked and stored."""
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -41,8 +42,10 @@ from daskrr.nystrom.certificates import (
 from daskrr.nystrom.pass1 import FirstPass
 from daskrr.nystrom.sketch import NystromSketch, Reading, html_table, kept_of, score_new_rows
 from daskrr.pictures import ScorePictures
-from daskrr.receipts import Receipt, is_intact, sum_counts, top_of_block, write_for_good, write_rows
+from daskrr.receipts import Receipt, is_intact, ridge_notes, sum_counts, top_of_block, write_for_good, write_rows
 from daskrr.top import CERTIFIED, PLAIN, TopRows, check_top, merge_top, not_certified
+
+log = logging.getLogger("daskrr")
 
 # Least relative difference between the sum of the scores and the effective dimension that is reported as a failure.
 SUM_TOLERANCE = {"float64": 1e-9, "float32": 1e-3}
@@ -395,7 +398,13 @@ class LeverageResult:
         self._check_sums(totals)
         if self.certified:
             self.certificate = self._summarize([one.widths for one in receipts if one.widths is not None])
+        notes = ridge_notes(
+            receipts, self.sketch.ridges, self.sketch.n_rows, self.summary["trace"] / self.sketch.n_rows
+        )
+        for note in notes:
+            log.warning(note)
         return self.summary | {
+            "notes": [*self.summary["notes"], *notes],
             "sum_of_scores": as_given(totals, self.sketch.single),
             "certificate": self.certificate.to_dict() if self.certified else None,
             "top": merge_top([one.top for one in receipts], TOP).to_records(),

@@ -1,5 +1,6 @@
 """What estimators with landmarks share: their options, and how they are applied to rows."""
 
+import logging
 import uuid
 from collections.abc import Callable
 from functools import wraps
@@ -20,6 +21,8 @@ from daskrr.engine.scheduler import Algebra, InProcess, held
 from daskrr.errors import InvalidData
 from daskrr.kernels import Gaussian, Kernel, as_kernel
 from daskrr.regression.training import is_lazy
+
+log = logging.getLogger("daskrr")
 
 
 def all_or_nothing(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -131,5 +134,7 @@ def given_kernel(kernel: Any, n_rows: int) -> Kernel:
 def started(job: Job, report: Any) -> Run:
     """A run whose plan fits the workers."""
     check_fits(job.plan, Workers.of(job.executor))
+    for line in job.notes:
+        log.warning(line)
     note(**job.facts)
     return Run(job.name, job.rows, split(job.rows.n_rows, job.plan.block_rows), job.executor, report)
