@@ -95,6 +95,14 @@ class Job:
         return self.scheme.seed
 
     @property
+    def notes(self) -> list[str]:
+        """What is done otherwise than it was asked for."""
+        size, n_rows = self.scheme.size, self.rows.n_rows
+        if self.target is not None or size is None or size <= n_rows:
+            return []
+        return [f"n_landmarks={size} was cut to the {n_rows} rows there are: a row can be a landmark only once."]
+
+    @property
     def facts(self) -> dict[str, Any]:
         """What a page about it says at its head."""
         return {

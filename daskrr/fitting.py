@@ -200,6 +200,7 @@ def _summary(
         "gram_error": ridged["gram_error"],
         "combined_factor": ridged["combined"],
         "algebra": {"place": sketch.algebra.place, "whiten": whitened["where"], "ridge": ridged["where"]},
+        "notes": job.notes,
         "workers": job.executor.workers,
         "versions": versions(),
         "seconds": {"pass 1": time.perf_counter() - job.began},

@@ -4,6 +4,7 @@ diagonal → sample landmarks → their kernel matrix W → B with B Bᵀ = L �
 everything up to the Gram matrix; scores are computed when they are asked for.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,8 @@ from daskrr.nystrom.rounds import choose_landmarks
 from daskrr.nystrom.selection import resolve_kernel
 from daskrr.nystrom.sums import Earlier
 from daskrr.result import LeverageResult
+
+log = logging.getLogger("daskrr")
 
 
 def leverage_scores(
@@ -59,14 +62,17 @@ def leverage_scores(
     Parameters
     ----------
     X
-        (n, d) real: NumPy array, Dask array, Zarr array, or path or URL of a Zarr array.
+        (n, d) real: NumPy array, Dask array, Zarr array, or path or URL of a Zarr array; or what converts to the first
+        in memory, or is an xarray.DataArray of the second. Sparse matrices, masked values and other lazy frames are
+        refused.
     kernel
         A kernel of :mod:`daskrr.kernels`, its specification, or an importable function k(X, Z).
     ridge
         λ > 0, or a list of different ones, which cost one pair of passes together. As in the paper, n·λ is added to
         the kernel matrix. Where one ridge must decide, the smallest does.
     n_landmarks
-        Number p of draws; may exceed n. Without it, landmarks are added until a tolerance is met.
+        Number p of draws; if it exceeds n, it is cut to n and the log says so. Without it, landmarks are added until a
+        tolerance is met.
     sampling
         ``"residual"`` (rounds of draws by what earlier landmarks do not explain), ``"leverage"`` (two rounds, the
         second by certified upper ends of the scores at ridge·epsilon, Theorem 3), ``"diagonal"`` (probabilities
@@ -147,6 +153,8 @@ def score_job(
     """
     check_fits(job.plan, Workers.of(job.executor))
     job.executor.check(job.rows)
+    for line in job.notes:
+        log.warning(line)
     with reporter(progress) as report:
         note(**job.facts)
         run = Run(

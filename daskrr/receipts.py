@@ -21,6 +21,10 @@ from daskrr.numerics.score import ScoredRows
 from daskrr.nystrom.certificates import Widths
 from daskrr.top import CERTIFIED, PLAIN, TopRows, merge_top
 
+# An estimate above this is as good as 1; where more than this share of all are, they tell rows apart no more.
+SATURATED = 0.99
+SATURATED_SHARE = 0.5
+
 
 @dataclass(frozen=True)
 class Receipt:
@@ -32,6 +36,8 @@ class Receipt:
         (L,) of the scores.
     top, widths
         Its highest rows, and how wide the intervals are.
+    saturated
+        (L,) how many estimates are as good as 1.
     counts
         (2, classes) how many scores are how large, of rows before a given one and of the others.
     digests, checksums
@@ -41,6 +47,7 @@ class Receipt:
     sums: list[float]
     top: TopRows
     widths: Widths | None
+    saturated: list[int]
     counts: NDArray[np.int64]
     digests: dict[str, int]
     checksums: NDArray[np.uint32] | None
@@ -59,6 +66,19 @@ class Receipt:
 def sum_counts(receipts: Sequence[Receipt]) -> NDArray[np.int64]:
     """How many scores are how large, of all blocks."""
     return np.sum([one.counts for one in receipts], axis=0)
+
+
+def ridge_notes(receipts: Sequence[Receipt], ridges: Sequence[float], n_rows: int, mean_diagonal: float) -> list[str]:
+    """What to say about ridges so small that most rows decide their own prediction alone."""
+    found = np.sum([one.saturated for one in receipts], axis=0).tolist()
+    return [
+        f"the ridge {ridge:g} is so small that {count:,} of {n_rows:,} estimates are above {SATURATED}: most rows "
+        "decide their own predictions alone, and the scores say little about which stand out. Try a larger ridge: at "
+        f"{mean_diagonal / n_rows:.2g}, the mean of the kernel's diagonal over the number of rows, a row of that "
+        "diagonal has at most 0.5."
+        for ridge, count in zip(ridges, found, strict=True)
+        if count > SATURATED_SHARE * n_rows
+    ]
 
 
 def top_of_block(k: int, by: str, column: int, scored: ScoredRows, start: int) -> TopRows:
@@ -93,6 +113,7 @@ def write_rows(
         sums=[math.fsum(values) for values in scored.scores.T],
         top=top_of_block(10, "estimate", column, scored, start),
         widths=None if measurer is None else measurer(scored, start, *weights),
+        saturated=np.count_nonzero(scored.estimate > SATURATED, axis=0).tolist(),
         counts=np.array([histogram.count(before), histogram.count(after)]),
         digests={name: checksum(values) for name, values in written.items()},
         checksums=scored.checksums,

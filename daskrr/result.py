@@ -1,5 +1,6 @@
 """What :func:`daskrr.leverage_scores` returns: lazy scores of every row, and how they are ranked and stored."""
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -47,8 +48,10 @@ from daskrr.nystrom.sampling import ScoreFidelity
 from daskrr.nystrom.saving import SKETCH
 from daskrr.nystrom.sketch import NystromSketch, html_table, kept_of
 from daskrr.pictures import ScorePictures
-from daskrr.receipts import Receipt, shapes_of, sum_counts, top_of_block, write_missing, write_rows
+from daskrr.receipts import Receipt, ridge_notes, shapes_of, sum_counts, top_of_block, write_missing, write_rows
 from daskrr.top import CERTIFIED, PLAIN, TopRows, check_top, merge_top, not_certified
+
+log = logging.getLogger("daskrr")
 
 # Of the quantiles that are told of the scores at the smallest ridge.
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
@@ -403,8 +406,14 @@ class LeverageResult:
         self._check_sums(totals)
         if self.certified:
             self.certificate = self._summarize([one.widths for one in receipts if one.widths is not None])
+        notes = ridge_notes(
+            receipts, self.sketch.ridges, self.sketch.n_rows, self.summary["trace"] / self.sketch.n_rows
+        )
+        for note in notes:
+            log.warning(note)
         return self.summary | {
             "effective_dimension": without_infinity(self.dimension_ends),
+            "notes": [*self.summary["notes"], *notes],
             "sum_of_scores": as_given(totals, self.sketch.single),
             "certificate": self.certificate.to_dict() if self.certified else None,
             "top": merge_top([one.top for one in receipts], TOP).to_records(),

@@ -650,3 +650,59 @@ def test_kernel__that_is_positive_on_the_landmarks_alone_is_refused():
     landmarks = np.flatnonzero(X[:, 0] <= 1.0)[:20]
     with pytest.raises(KernelNotPositive, match=r"landmarks explain .* of row \d+, whose own k\(x, x\) is 1"):
         daskrr.leverage_scores(X, daskrr.kernels.Function(biased_far_away), 1e-2, sampling=landmarks)
+
+
+# --- What is done otherwise than it was asked for -------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"sampling": "uniform"}, {"sampling": "diagonal", "certify": True}])
+def test_n_landmarks__above_the_rows_are_said_to_be_cut(options, caplog):
+    X = np.random.default_rng(0).standard_normal((60, 2))
+    cut = "n_landmarks=61 was cut to the 60 rows there are: a row can be a landmark only once."
+    found = daskrr.leverage_scores(X, Gaussian(1.0), 1e-2, 61, progress=False, random_state=0, **options)
+    assert found.summary["notes"] == [cut]
+    assert [record.message for record in caplog.records if record.name == "daskrr"] == [cut]
+    assert "61 draws, cut to the 60 rows there are" in str(found.plan)
+    caplog.clear()
+    assert not daskrr.leverage_scores(X, Gaussian(1.0), 1e-2, 60, progress=False, **options).summary["notes"]
+    assert not daskrr.leverage_scores(X, Gaussian(1.0), 1e-2, progress=False).summary["notes"]
+    assert "cut" not in caplog.text
+    daskrr.NystromKernelRidge(Gaussian(1.0), n_landmarks=61).fit(X, X[:, 0])
+    assert cut in caplog.text
+
+
+def rows_of_rank(n, rank):
+    random = np.random.default_rng(0)
+    return random.standard_normal((n, rank)) @ random.standard_normal((rank, 8))
+
+
+@pytest.mark.parametrize(
+    ("X", "kernel", "ridges", "too_small"),
+    [
+        (rows_of_rank(300, 8), Gaussian(1.0), [1e-12], [1e-12]),
+        (rows_of_rank(300, 8), Gaussian(1.0), [1e-1, 1e-12, 1e-10], [1e-12, 1e-10]),
+        (rows_of_rank(300, 8), Gaussian(1.0), [1e-3], []),
+        (rows_of_rank(300, 3), Linear(), [1e-10], []),  # leverage of least squares, which says much
+        (rows_of_rank(300, 8), Gaussian(5.0), [1e-4], []),
+    ],
+)
+def test_store__notes_a_ridge_at_which_most_estimates_are_1(X, kernel, ridges, too_small, tmp_path, caplog):
+    found = daskrr.leverage_scores(X, kernel, ridges, 100, progress=False, random_state=0)
+    notes = found.store(tmp_path / "out.zarr")["notes"]
+    saturated = (found.estimate.compute() > 0.99).mean(axis=0)
+    assert [ridge for ridge, share in zip(ridges, saturated, strict=True) if share > 0.5] == too_small
+    assert len(notes) == len(too_small)
+    for ridge, note in zip(too_small, notes, strict=True):
+        assert note.startswith(f"the ridge {ridge:g} is so small that ")
+        assert note in caplog.text
+
+
+def test_ridge_notes__name_a_ridge_that_is_large_enough(tmp_path):
+    X = rows_of_rank(200, 8)
+    notes = daskrr.leverage_scores(X, Linear() + Gaussian(0.1), 1e-11, 150, progress=False).store(tmp_path / "a")[
+        "notes"
+    ]
+    named = float(re.search(r"larger ridge: at ([^,]+), the mean", notes[0])[1])
+    K = (Linear() + Gaussian(0.1))(X, X)
+    average = np.abs(np.diagonal(K) - np.diagonal(K).mean()).argmin()
+    assert exact.leverage_scores(X, Linear() + Gaussian(0.1), named)[average] <= 0.51

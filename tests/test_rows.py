@@ -7,8 +7,11 @@ from pathlib import Path
 
 import dask
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pytest
+import scipy.sparse
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +19,7 @@ from strategies import DTYPES, SOURCES, as_zarr, convert, score
 from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
+import daskrr
 from daskrr.engine import chunks, patience
 from daskrr.engine import rows as module
 from daskrr.engine.rows import check_reachable, open_rows, pieces, redact
@@ -346,3 +350,115 @@ def test_damaged_chunks__never_give_other_rows(position, flipped):
     except DaskrrError:
         return
     np.testing.assert_array_equal(found, data())
+
+
+# --- Nothing is pulled in or ignored ------------------------------------------------------------------------
+
+
+class Exploding:
+    """Whatever NumPy would read as a whole."""
+
+    def __array__(self, *args, **kwargs):
+        raise AssertionError("it was read")
+
+
+def foreign(name, module, **attributes):
+    """A class of another library, by its name."""
+    return type(name, (Exploding,), {"__module__": module, **attributes})()
+
+
+def masked(ndim=2):
+    X = np.ma.masked_array(data(), mask=False)
+    X[3, 1] = np.ma.masked
+    return X if ndim == 2 else X[:, 1]
+
+
+REFUSED = [
+    (lambda: dd.from_pandas(pd.DataFrame(data()), npartitions=2), r"dask\..*DataFrame, all .*to_dask_array\(lengths"),
+    (lambda: dd.from_pandas(pd.DataFrame(data()), npartitions=2)[0], r"dask\..*Series, all of which"),
+    (lambda: foreign("DataArray", "xarray.core.dataarray", chunks=None), r"xarray\..*\.DataArray, .* X\.chunk"),
+    (lambda: foreign("Dataset", "xarray.core.dataset", chunks={}), r"xarray\.core\.dataset\.Dataset, all of which"),
+    (lambda: foreign("Dataset", "h5py._hl.dataset", chunks=(5, 3)), r"h5py\._hl\.dataset\.Dataset, .*from_array"),
+    (lambda: scipy.sparse.csr_matrix(data()), r"sparse \(scipy\.sparse\._csr\.csr_matrix\).*X\.toarray"),
+    (lambda: scipy.sparse.coo_array(data()), r"sparse \(scipy\.sparse\._coo\.coo_array\)"),
+    (lambda: foreign("COO", "sparse.numba_backend._coo.core"), r"sparse \(sparse\.numba_backend\._coo\.core\.COO\)"),
+    (masked, "masked array, and 1 of its 69 values are masked"),
+    (lambda: da.from_array(masked(), chunks=(5, 3)), r"Dask array of numpy\.ma.*MaskedArray, and only .*filled"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED)
+def test_open_rows__refuses_by_name_what_it_would_pull_in_or_lose(make, message):
+    for name in ("X", "y"):
+        with pytest.raises(InvalidData, match=f"^{name} is .*{message}"):
+            open_rows(make(), ndim=None, name=name)
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED)
+def test_callers__refuse_by_name_what_they_would_pull_in_or_lose(make, message):
+    X, y = data(), data()[:, 0]
+    model = daskrr.NystromKernelRidge(Gaussian(1.0), n_landmarks=10).fit(X, y)
+    features = daskrr.NystromTransformer(Gaussian(1.0), n_landmarks=10).fit(X)
+    sketch = daskrr.leverage_scores(X, Gaussian(1.0), 1e-2, 10, progress=False).sketch
+    calls = [
+        lambda bad: daskrr.leverage_scores(bad, Gaussian(1.0), 1e-2, 10),
+        lambda bad: daskrr.plan(X, Gaussian(1.0), 1e-2, 10, sampling=bad),
+        lambda bad: sketch.scores(bad),
+        lambda bad: model.fit(bad, y),
+        lambda bad: model.fit(X, bad),
+        lambda bad: model.fit(X, y, bad),
+        lambda bad: model.partial_fit(bad, y),
+        lambda bad: model.predict(bad),
+        lambda bad: model.score(bad, y),
+        lambda bad: model.score(X, bad),
+        lambda bad: model.score(X, y, bad),
+        lambda bad: model.diagnose(bad, y),
+        lambda bad: features.fit(bad),
+        lambda bad: features.transform(bad),
+        lambda bad: daskrr.NystromKernelRidgeCV(n_landmarks=10).fit(bad, y),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidData, match=message):
+            call(make())
+
+
+def test_open_rows__reads_the_dask_array_of_an_xarray_lazily():
+    lazy = da.from_array(data(), chunks=(5, 3))
+    found = open_rows(foreign("DataArray", "xarray.core.dataarray", chunks=lazy.chunks, data=lazy))
+    assert found.origin.startswith("Dask array")
+    assert found.array is lazy
+    np.testing.assert_array_equal(dask.compute(found.source(0, 23))[0], data())
+
+
+@pytest.mark.parametrize("make", [pd.DataFrame, lambda X: np.ma.masked_array(X, mask=False), lambda X: X.tolist()])
+def test_open_rows__takes_what_is_in_memory(make):
+    np.testing.assert_array_equal(np.concatenate(read(open_rows(make(data())))), data())
+    frame = pd.DataFrame(data(), columns=["chunks", "compute", "_mask"])
+    np.testing.assert_array_equal(open_rows(frame).array, data())
+
+
+def test_pieces__refuse_a_mask_that_only_the_block_tells_of():
+    with pytest.raises(InvalidData, match=r"a block of the input is a masked array, and 1 of its"):
+        list(pieces(masked()))
+
+
+@pytest.mark.parametrize(
+    ("X", "message"),
+    [
+        ([[1.0, 2.0], [3.0]], "X cannot be made an array: .*inhomogeneous.* same number of features"),
+        (np.zeros((2, 3, 4)), r"X must have 2 dimension\(s\).*shape is \(2, 3, 4\)"),
+        (np.zeros((2, 2), object), "its dtype is object"),
+        (np.array([["a", "b"]]), "its dtype is <U1"),
+        (np.zeros((2, 2), complex), "its dtype is complex128"),
+        (np.zeros((2, 2), "datetime64[s]"), "its dtype is datetime64"),
+        (pd.DataFrame({"a": [1, 2], "b": ["x", "y"]}), "its dtype is object"),
+    ],
+)
+def test_open_rows__says_what_is_no_table_of_real_numbers(X, message):
+    with pytest.raises(InvalidData, match=message):
+        open_rows(X)
+
+
+def test_kernels__refuse_masked_rows():
+    with pytest.raises(InvalidData, match="rows hold 1 masked values"):
+        Gaussian(1.0)(masked(), data())

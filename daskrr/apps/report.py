@@ -105,7 +105,9 @@ def render(store: ScoreStore, name: str, progress: Reporter | bool | None = None
     title = f"Leverage scores of {os.path.basename(str(summary['parameters']['input']).rstrip('/'))}"
     parts = [
         html.cards(_figures(summary, profile)),
-        html.section("What is certain", html.paragraphs(wording.certificate(summary)), *_ridges(summary)),
+        html.section(
+            "What is certain", html.paragraphs([*wording.certificate(summary), *summary["notes"]]), *_ridges(summary)
+        ),
         html.section("Scores", html.side_by_side(*_score_pictures(store, profile)), _quantiles(profile)),
         html.section("Highest rows", _top(profile)),
         *_sketch(store),

@@ -40,7 +40,7 @@ def scores(summary: Summary) -> str:
     else:
         intervals = _intervals(certificate, summary["parameters"]["failure_probability"])
         parts = [_scored(summary), intervals, _highest(summary), *advice(summary)]
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *(f"Note: {line}" for line in summary["notes"])])
 
 
 def _scored(summary: Summary) -> str:

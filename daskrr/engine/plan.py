@@ -80,11 +80,17 @@ class Plan:
         """All figures, ready for JSON."""
         return asdict(self) | {"seconds_at_matmul_speed": self.seconds()}
 
+    @property
+    def _draws(self) -> str:
+        if self.n_landmarks <= self.n_rows:
+            return f"{self.n_landmarks:,} draws"
+        return f"{self.n_landmarks:,} draws, cut to the {self.n_rows:,} rows there are"
+
     def __str__(self) -> str:
         lazy = self.origin.startswith("Dask")
         rows = [
             ("input", f"{self.n_rows:,} rows × {self.n_features} features, {self.origin}"),
-            ("landmarks", f"{self.n_landmarks:,} draws, {self.dtype} tiles of {self.tile_rows:,} rows"),
+            ("landmarks", f"{self._draws}, {self.dtype} tiles of {self.tile_rows:,} rows"),
             ("blocks", f"{self.n_blocks:,} of {self.block_rows:,} rows; {self.n_tasks:,} tasks in all"),
             (
                 "input is " + ("evaluated" if lazy else "read"),

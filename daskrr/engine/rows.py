@@ -16,6 +16,7 @@ import distributed
 import numpy as np
 import zarr
 from dask._task_spec import convert_legacy_graph  # not public; tests hold it
+from dask.array.utils import meta_from_array
 from dask.delayed import Delayed, delayed
 from dask.highlevelgraph import HighLevelGraph
 from numpy.typing import NDArray
@@ -81,20 +82,79 @@ class Rows:
         return self.n_rows * self.row_bytes
 
 
-def open_rows(X: Any, *, ndim: int | None = 2, missing_chunks: str = "refuse", name: str = "X") -> Rows:
-    """View ``X`` as rows: NumPy array, Dask array, Zarr array, or path or URL of a Zarr array.
+# Modules of matrices that store only some of their values.
+SPARSE = ("scipy.sparse", "sparse", "cupyx.scipy.sparse")
 
-    An ``ndim`` of None allows one and two dimensions. Rows are returned as they are.
+# What arrays have that are not in memory, and that NumPy would read as a whole at once.
+LAZY_MARKS = ("chunks", "chunking", "chunk_layout", "__dask_graph__", "compute")
+
+
+def readable(X: Any, name: str) -> Any:
+    """``X`` as it is, or the Dask array inside it, once it is known that nothing of it would be lost or pulled in here.
+
+    A masked array without masked values is accepted.
 
     Raises
     ------
     InvalidData
-        Wrong number of dimensions, no rows or features, a dtype that is not real, or nothing there.
+        It is sparse, masks values, or is lazy in a way that cannot be read in pieces.
+    """
+    what = f"{type(X).__module__}.{type(X).__qualname__}"
+    if isinstance(X, da.Array):
+        inside = type(meta_from_array(X))
+        if inside is not np.ndarray:
+            raise InvalidData(
+                f"{name} is a Dask array of {inside.__module__}.{inside.__qualname__}, and only chunks that are plain "
+                "NumPy arrays are read. Map its blocks to dense arrays; fill masked values with dask.array.ma.filled."
+            )
+    elif isinstance(X, (Rows, zarr.Array, zarr.Group, str, os.PathLike)):
+        pass
+    elif isinstance(X, np.ma.MaskedArray) and np.ma.is_masked(X):
+        raise InvalidData(
+            f"{name} is a masked array, and {np.ma.count_masked(X)} of its {X.size} values are masked; a mask is never "
+            "ignored. Drop the rows with masked values, or fill them: X.filled(value)."
+        )
+    elif what.startswith(tuple(f"{module}." for module in SPARSE)):
+        raise InvalidData(
+            f"{name} is sparse ({what}), which is not supported. Pass a dense array, such as X.toarray()."
+        )
+    elif what.startswith("xarray.") and isinstance(getattr(X, "chunks", None), tuple) and X.chunks:
+        return readable(X.data, name)
+    elif what.startswith("xarray.") or any(hasattr(type(X), mark) for mark in LAZY_MARKS):
+        raise InvalidData(
+            f"{name} is a {what}, all of which would be read into this process. Pass a Dask array: "
+            "X.to_dask_array(lengths=True) of a Dask DataFrame, which reads it once to count its rows, X.chunk() of an "
+            "xarray.DataArray, dask.array.from_array(X) of other arrays; or numpy.asarray(X) if it is small."
+        )
+    return X
+
+
+def _as_array(X: Any, name: str) -> NDArray:
+    try:
+        return np.asarray(X)
+    except ValueError as error:
+        raise InvalidData(
+            f"{name} cannot be made an array: {error}. Give every row the same number of features."
+        ) from None
+
+
+def open_rows(X: Any, *, ndim: int | None = 2, missing_chunks: str = "refuse", name: str = "X") -> Rows:
+    """View ``X`` as rows: NumPy array, Dask array, Zarr array, or path or URL of a Zarr array.
+
+    So is what converts to a NumPy array, if it is in memory, and an xarray.DataArray of a Dask array. An ``ndim`` of
+    None allows one and two dimensions. Rows are returned as they are.
+
+    Raises
+    ------
+    InvalidData
+        Wrong number of dimensions, no rows or features, a dtype that is not real, nothing there; sparse or masked
+        values, or a lazy frame.
     MissingChunks
         Chunks were never written, and ``missing_chunks`` is ``"refuse"``.
     """
     if missing_chunks not in ("refuse", "fill"):
         raise InvalidParameter(f"missing_chunks must be 'refuse' or 'fill', got {missing_chunks!r}")
+    X = readable(X, name)
     if isinstance(X, Rows):
         return X
     origin = ""
@@ -109,7 +169,7 @@ def open_rows(X: Any, *, ndim: int | None = 2, missing_chunks: str = "refuse", n
         return DaskRows(X)
     if isinstance(X, (zarr.Group,)):
         raise InvalidData(f"{name} is a Zarr group; pass one of its arrays: {sorted(X.array_keys())}")
-    array = np.asarray(X)
+    array = _as_array(X, name)
     _check_array(array.shape, array.dtype, ndim, name)
     return NumpyRows(array)
 
@@ -292,7 +352,7 @@ def _joined(rows: Any, column: Any, scale: float) -> NDArray[np.float64]:
 
 def pieces(source: Any) -> Iterable[NDArray]:
     """The rows of a block's source, on the worker, as arrays in row order."""
-    return unseal(source) if isinstance(source, bytes) else (np.asarray(source),)
+    return unseal(source) if isinstance(source, bytes) else (np.asarray(readable(source, "a block of the input")),)
 
 
 def is_process_bound(rows: Rows) -> bool:

@@ -42,6 +42,8 @@ def checked_integer(name: str, value: Any, low: int, high: int | None = None) ->
 
 def as_rows(X: ArrayLike) -> NDArray[np.float64]:
     """Return a real matrix as float64."""
+    if isinstance(X, np.ma.MaskedArray) and np.ma.is_masked(X):
+        raise InvalidData(f"rows hold {np.ma.count_masked(X)} masked values; drop those rows or fill the values")
     array = np.asarray(X)
     if array.ndim != 2:
         raise InvalidData(f"rows must be a two-dimensional array, not one of shape {array.shape}")

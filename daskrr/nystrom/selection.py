@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from daskrr.engine.journal import Journal
 from daskrr.engine.passes import Executor, Run, split, task
 from daskrr.engine.progress import Stage
-from daskrr.engine.rows import Rows, open_rows, pieces
+from daskrr.engine.rows import Rows, open_rows, pieces, readable
 from daskrr.engine.storage import checksum
 from daskrr.errors import CheckFailed, InvalidData, InvalidParameter, check_count
 from daskrr.kernels import Kernel
@@ -43,7 +43,8 @@ def check_sampling(sampling: Any, n_rows: int) -> str | NDArray[np.int64] | Rows
         return sampling
     if isinstance(sampling, str):
         raise InvalidParameter(f"sampling must be one of {', '.join(SCHEMES)} or an array, got {sampling!r}")
-    array = sampling if isinstance(sampling, (np.ndarray, da.Array, zarr.Array)) else np.asarray(sampling)
+    sampling = readable(sampling, "sampling")
+    array = sampling if isinstance(sampling, (da.Array, zarr.Array)) else np.asarray(sampling)
     readings = (
         f"sampling as an array is either {n_rows} probabilities (floating dtype, one per row of X) or the row numbers "
         f"of the landmarks (integer dtype); got dtype {array.dtype} and shape {array.shape}."

@@ -1,5 +1,6 @@
 """What estimators with landmarks share: their options, and how they are applied to rows."""
 
+import logging
 import uuid
 from collections.abc import Callable
 from functools import wraps
@@ -15,11 +16,13 @@ from daskrr.arguments import Job, Options
 from daskrr.engine.feed import note
 from daskrr.engine.passes import Run, as_array, block_rows, executor, split, task
 from daskrr.engine.plan import Workers, check_fits
-from daskrr.engine.rows import Rows, open_rows
+from daskrr.engine.rows import Rows, open_rows, readable
 from daskrr.engine.scheduler import Algebra, InProcess, held
 from daskrr.errors import InvalidData
 from daskrr.kernels import Gaussian, Kernel, as_kernel
 from daskrr.regression.training import is_lazy
+
+log = logging.getLogger("daskrr")
 
 
 def all_or_nothing(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,10 +89,12 @@ class SketchedEstimator(BaseEstimator):
         """Rows to fit to: what is in memory is checked by scikit-learn, and nothing else is touched."""
         if hasattr(self, "feature_names_in_"):
             del self.feature_names_in_
+        X = readable(X, "X")
         return X if is_lazy(X) else validate_data(self, X, dtype=[np.float64, np.float32])
 
     def _new_rows(self, X: Any) -> Rows:
         """View rows that the fitted estimator is to be applied to."""
+        X = readable(X, "X")
         if not is_lazy(X):
             X = validate_data(self, X, reset=False, dtype=[np.float64, np.float32])
         rows = open_rows(X, missing_chunks=self.missing_chunks)
@@ -129,5 +134,7 @@ def given_kernel(kernel: Any, n_rows: int) -> Kernel:
 def started(job: Job, report: Any) -> Run:
     """A run whose plan fits the workers."""
     check_fits(job.plan, Workers.of(job.executor))
+    for line in job.notes:
+        log.warning(line)
     note(**job.facts)
     return Run(job.name, job.rows, split(job.rows.n_rows, job.plan.block_rows), job.executor, report)

@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from daskrr.arguments import Job, Options, prepare
 from daskrr.engine.feed import reporter
 from daskrr.engine.passes import Run, block_rows, executor, split, task
-from daskrr.engine.rows import Rows
+from daskrr.engine.rows import Rows, readable
 from daskrr.engine.scheduler import held
 from daskrr.engine.storage import OutputStore
 from daskrr.errors import InvalidData
@@ -129,6 +129,7 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
 
     def _open(self, X: Any, y: Any, sample_weight: Any, reset: bool = True) -> Training:
         """View rows, targets and weights, checked as far as metadata tell."""
+        X, y = readable(X, "X"), readable(y, "y")
         if is_lazy(X) or is_lazy(y):
             X = self._validated(X) if reset else X
         else:
@@ -335,6 +336,7 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """R² of the predictions, averaged over targets; out of core for Dask and Zarr input."""
         check_is_fitted(self)
+        X, y, sample_weight = readable(X, "X"), readable(y, "y"), readable(sample_weight, "sample_weight")
         if not any(is_lazy(one) for one in (X, y, sample_weight)):
             return super().score(X, y, sample_weight)
         data = self._open(X, y, sample_weight, reset=False)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from daskrr.arguments import Job
 from daskrr.engine.passes import Block, Run, block_rows, executor, split, task
-from daskrr.engine.rows import ConstantRows, JoinedRows, Rows, open_rows, pieces
+from daskrr.engine.rows import ConstantRows, JoinedRows, Rows, open_rows, pieces, readable
 from daskrr.engine.scheduler import Algebra
 from daskrr.errors import InvalidData
 from daskrr.growth import grow_until_tight
@@ -124,6 +124,7 @@ class Weighed:
 
 
 def _weight_rows(rows: Rows, sample_weight: Any, missing_chunks: str) -> Rows:
+    sample_weight = readable(sample_weight, "sample_weight")
     if not is_lazy(sample_weight):
         sample_weight = np.asarray(sample_weight, np.float64)
         if sample_weight.ndim == 0:
