@@ -22,9 +22,10 @@ TRIANGLES = ("inverse", "gram")
 
 # What the attributes of a model must tell.
 NEEDED = (
-    "kernel", "ridge", "n_landmarks", "kernel_error", "fit_intercept", "dtype", "facts", "deviation", "random_state",
-    "failure_probability", "missing_chunks", "block_rows", "effective_dimension", "n_rows", "n_features", "intercept",
-    "residual_squares", "target_squares", "noise_variance", "risk_inflation", "feature_names",
+    "kernel", "ridge", "n_landmarks", "kernel_error", "fit_intercept", "weight_meaning", "dtype", "facts", "deviation",
+    "random_state", "failure_probability", "missing_chunks", "block_rows", "effective_dimension", "n_rows",
+    "n_features", "intercept", "residual_squares", "target_squares", "noise_variance", "risk_inflation",
+    "feature_names",
 )  # fmt: skip
 
 
