@@ -54,7 +54,8 @@ class Refit:
 
 
 def fitted(X, y, w=None, ridge=RIDGE, kernel=KERNEL, landmarks=LANDMARKS, **options):
-    return NystromKernelRidge(kernel, ridge, sampling=landmarks, random_state=0, **options).fit(X, y, w)
+    options = {"weight_meaning": "precision", "sampling": landmarks, "random_state": 0} | options
+    return NystromKernelRidge(kernel, ridge, **options).fit(X, y, w)
 
 
 def cases(function):
@@ -128,6 +129,92 @@ def test_diagnose__is_what_fits_without_the_row_find(intercept, weighted, t):
     assert found.fitted.shape == y.shape
     spread = np.sqrt(np.atleast_1d(model.noise_variance_) * (1 - found.leverage[:, None]) / w[:, None])
     np.testing.assert_allclose(found.studentized.reshape(60, -1), found.residuals.reshape(60, -1) / spread, rtol=1e-6)
+
+
+@cases
+def test_diagnose__studentizes_by_the_deviation_of_residuals_about_a_fixed_function(intercept, weighted, t):
+    X, y, w = data(t=t)
+    w = w if weighted else np.ones(60)
+    model = fitted(X, y, w if weighted else None, fit_intercept=intercept)
+    found = model.diagnose(X, y, w if weighted else None)
+    w = w / w.mean()
+    H = Refit(X, np.eye(60), w, X[LANDMARKS], 60 * RIDGE, intercept).predict(X)
+    np.testing.assert_allclose(found.leverage, np.diagonal(H), rtol=1e-6)
+    # Targets have the variances σ²/w, of which residuals are (I − H)y.
+    left = np.eye(60) - H
+    variances = np.diagonal(left @ np.diag(1 / w) @ left.T)[:, None] * np.atleast_1d(model.noise_variance_)
+    expected = found.residuals.reshape(60, -1) / np.sqrt(variances)
+    np.testing.assert_allclose(found.studentized_fixed.reshape(60, -1), expected, rtol=1e-6)
+    assert (np.abs(found.studentized_fixed) >= np.abs(found.studentized) * (1 - 1e-9)).all()
+
+
+# --- Weights that count repeats -----------------------------------------------------------------------
+
+NUMBERS = ("residual_squares_", "target_squares_", "noise_variance_", "effective_dimension_", "intercept_")
+
+
+def repeated(seed, t=None):
+    """Rows with weights that are whole numbers, 0 among them; the same repeated; and where each repeat is from."""
+    X, y, _ = data(40, t=t, seed=seed)
+    m = np.random.default_rng(seed).integers(0, 5, 40)
+    m[[3, 7, 11]] = (1, 2, 4)
+    return X, y, m, np.repeat(np.arange(40), m)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.booleans(), st.sampled_from([None, 2]))
+def test_weights__of_whole_numbers_are_repeats_in_all_that_is_said(seed, intercept, t):
+    X, y, m, rows = repeated(seed, t)
+    kept = np.flatnonzero(m)[::2]
+    whole = np.searchsorted(rows, kept)
+    options = {"weight_meaning": "frequency", "fit_intercept": intercept}
+    model = fitted(X, y, m, landmarks=kept, **options)
+    expected = fitted(X[rows], y[rows], landmarks=whole, **options)
+    for name in NUMBERS:
+        np.testing.assert_allclose(getattr(model, name), getattr(expected, name), rtol=1e-8, atol=1e-10)
+    new = np.vstack([X, 2 * X])
+    np.testing.assert_allclose(model.predict(new, return_std=True), expected.predict(new, return_std=True), rtol=1e-7)
+    np.testing.assert_allclose(model.summary()["training_r2"], expected.summary()["training_r2"], rtol=1e-8)
+    assert model.risk_inflation_.failure_probability == expected.risk_inflation_.failure_probability
+    found, each = (one.diagnose(*given) for one, given in ((model, (X, y, m)), (expected, (X[rows], y[rows]))))
+    for name, values in vars(found).items():
+        np.testing.assert_allclose(values[rows], getattr(each, name), rtol=1e-6, atol=1e-9, err_msg=name)
+    for scoring in ("loo", "gcv"):
+        weighed = selected(X, y, m, scoring=scoring, sampling=kept, **options).cv_results_["errors"]
+        apart = selected(X[rows], y[rows], scoring=scoring, sampling=whole, **options).cv_results_["errors"]
+        np.testing.assert_allclose(weighed, apart, rtol=1e-6)
+
+
+def test_weights__are_repeats_by_default_and_in_parts(tmp_path):
+    X, y, m, rows = repeated(1)
+    kept = np.flatnonzero(m[:20])
+    whole = np.searchsorted(rows, kept)
+    first = NystromKernelRidge(KERNEL, RIDGE, sampling=kept, random_state=0).fit(X[:20], y[:20], m[:20])
+    first.save(tmp_path / "model.zarr")
+    expected = fitted(X[rows], y[rows], landmarks=whole)
+    for model in (first, daskrr.load(tmp_path / "model.zarr")):
+        assert model.weight_meaning == "frequency"
+        model.partial_fit(X[20:], y[20:], m[20:])
+        np.testing.assert_allclose(model.noise_variance_, expected.noise_variance_, rtol=1e-8)
+        std = model.predict(X, return_std=True)[1]
+        np.testing.assert_allclose(std, expected.predict(X, return_std=True)[1], rtol=1e-7)
+
+
+def test_weights__below_one_leave_out_the_row_itself():
+    X, y, w = data()
+    w = w / 10
+    found = fitted(X, y, w, weight_meaning="frequency").diagnose(X, y, w)
+    expected = fitted(X, y, w, weight_meaning="precision").diagnose(X, y, w)
+    for name in ("leverage", "loo_residuals", "influence"):
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-9)
+
+
+def test_weights__that_are_precisions_have_no_scale():
+    X, y, w = data()
+    one, other = (fitted(X, y, scale * w) for scale in (1.0, 1e3))
+    np.testing.assert_allclose(other.predict(X, return_std=True), one.predict(X, return_std=True), rtol=1e-7)
+    with pytest.raises(InvalidParameter, match="weight_meaning must be 'frequency' or 'precision', got 'analytic'"):
+        fitted(X, y, w, weight_meaning="analytic")
 
 
 def test_diagnose__has_cooks_distance_of_least_squares():
@@ -275,7 +362,7 @@ def test_partial_fit__does_not_change_what_was_made_before():
 
 def selected(X, y, w=None, **options):
     options = {"kernels": [KERNEL, Gaussian(0.5)], "ridges": RIDGES, "sampling": LANDMARKS, "random_state": 0} | options
-    return NystromKernelRidgeCV(**options).fit(X, y, w)
+    return NystromKernelRidgeCV(**{"weight_meaning": "precision"} | options).fit(X, y, w)
 
 
 @cases

@@ -100,7 +100,7 @@ def test_selection__names_errors_that_are_not_finite():
     w = np.ones(30)
     w[3] = 1e20
     with pytest.raises(InvalidData, match=r"error by loo is not finite|has all rows, or all of their weight"):
-        selected(X, y, w, fit_intercept=True, n_landmarks=10)
+        selected(X, y, w, fit_intercept=True, n_landmarks=10, weight_meaning="precision")
 
 
 def test_folds__that_leave_nothing_are_refused():
@@ -149,7 +149,7 @@ def test_offset__of_the_rows_leaves_an_intercept_that_is_exact_or_refused(seed, 
     offset, ridge = 10 ** generator.uniform(0, farthest), 10 ** generator.uniform(-4, 1)
     X, w = generator.standard_normal((n, 2)) + offset, generator.uniform(0.3, 3.0, n) if weighted else np.ones(n)
     y = np.sin(X[:, 0] - offset) + X[:, 1] - offset + 0.1 * generator.standard_normal(n)
-    options = {"n_landmarks": None, "sampling": np.arange(n), "fit_intercept": True}
+    options = {"n_landmarks": None, "sampling": np.arange(n), "fit_intercept": True, "weight_meaning": "precision"}
     try:
         model = fitted(X, y, w if weighted else None, kernel, ridge, **options)
     except RidgeTooSmall:

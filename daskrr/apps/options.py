@@ -239,6 +239,13 @@ landmark_options = _all_of(
 model_options = _all_of(ridge_option, landmark_options)
 regression_options = _all_of(
     click.option("--weights", type=click.Path(), help="Zarr array of sample weights; all 1 by default."),
+    click.option(
+        "--weight-meaning",
+        type=click.Choice(["frequency", "precision"]),
+        default="frequency",
+        show_default=True,
+        help="Whether a weight says how often a row counts, or how exact its target is, up to a common factor.",
+    ),
     click.option("--intercept", is_flag=True, help="Fit a constant part that is not penalised."),
 )
 

@@ -27,6 +27,7 @@ def fit(
     model: Mapping[str, Any],
     cluster: Mapping[str, Any],
     weights: str | None,
+    weight_meaning: str,
     intercept: bool,
     overwrite: bool,
     as_json: bool,
@@ -36,7 +37,9 @@ def fit(
     if len(model["ridge"]) > 1:
         raise click.UsageError("a model has one --ridge")
     arguments = {"certify": True} | model_arguments(model)
-    estimator = NystromKernelRidge(make_kernel(kernel), fit_intercept=intercept, progress=not quiet, **arguments)
+    estimator = NystromKernelRidge(
+        make_kernel(kernel), fit_intercept=intercept, weight_meaning=weight_meaning, progress=not quiet, **arguments
+    )  # fmt: skip
     summary = _fitted(estimator, (points, targets, weights), model_path, cluster, overwrite, quiet)
     emit(summary, as_json, wording.model)
 
@@ -75,6 +78,7 @@ def select(
     model: Mapping[str, Any],
     cluster: Mapping[str, Any],
     weights: str | None,
+    weight_meaning: str,
     intercept: bool,
     overwrite: bool,
     as_json: bool,
@@ -84,7 +88,7 @@ def select(
     arguments = {"certify": True} | model_arguments(model)
     estimator = NystromKernelRidgeCV(
         _candidates(kernel, length_scales), None if ridges is None else _numbers("--ridges", ridges), scoring=scoring,
-        folds=folds, fit_intercept=intercept, progress=not quiet, **arguments,
+        folds=folds, fit_intercept=intercept, weight_meaning=weight_meaning, progress=not quiet, **arguments,
     )  # fmt: skip
     summary = _fitted(estimator, (points, targets, weights), model_path, cluster, overwrite, quiet)
     emit(summary, as_json, wording.selection)

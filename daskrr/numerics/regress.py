@@ -203,7 +203,7 @@ def _solve(about: Centred, factor: RidgeFactor, ridges: Sequence[float]) -> Solu
 
 
 def generalized_errors(
-    mean_squares: NDArray[np.float64], dimensions: NDArray[np.float64], n_rows: int, intercept: bool
+    mean_squares: NDArray[np.float64], dimensions: NDArray[np.float64], n_rows: float, intercept: bool
 ) -> NDArray[np.float64]:
     """GCV (L, t): the mean squared residual over the square of the share of degrees of freedom left; NaN for none."""
     left = 1.0 - (dimensions + intercept) / n_rows
@@ -211,7 +211,9 @@ def generalized_errors(
     return mean_squares / left[:, None] ** 2
 
 
-def noise_variance(squares: NDArray[np.float64], dimension: float, n_rows: int, intercept: bool) -> NDArray[np.float64]:
+def noise_variance(
+    squares: NDArray[np.float64], dimension: float, n_rows: float, intercept: bool
+) -> NDArray[np.float64]:
     """Sums of squared residuals (t,) over the degrees of freedom left; NaN if none are."""
     left = n_rows - dimension - intercept
     return squares / (left if left > LEAST_SHARE_LEFT * n_rows else np.nan)

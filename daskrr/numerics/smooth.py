@@ -1,7 +1,8 @@
 """What a fitted regression says of a block of rows: predictions, their spread, and how much each row decides.
 
 A row b of B has the coordinates z = Q(b − b̄) along the eigenvectors of the centred Gram matrix. If its weight is w, its
-diagonal entry of the smoother is h = w·(1/Σw + Σ_j z_j²/(S_j + λ·Σw)), the first term with an intercept only.
+diagonal entry of the smoother is h = w·(1/Σw + Σ_j z_j²/(S_j + λ·Σw)), the first term with an intercept only. Where a
+weight counts repeats, what is said of a row is said of one of them, whose own weight stands in for w.
 """
 
 from collections.abc import Iterator
@@ -64,7 +65,8 @@ class Smoother:
     """Maps rows to their coordinates z, and reads them at L ridges.
 
     ``factors`` are applied to kernel columns in turn; all but the last are lower triangular. ``weighted`` rows have the
-    root of their weight as their last feature, which the kernel does not see.
+    root of their weight as their last feature, which the kernel does not see. ``repeat`` is the weight of one repeat of
+    a row, infinite where weights are no repeats.
     """
 
     columns: Columns
@@ -73,6 +75,7 @@ class Smoother:
     spectrum: Spectrum
     shifts: NDArray[np.float64]
     weighted: bool
+    repeat: float
     residual_error: float
 
     @property
@@ -97,12 +100,12 @@ class SmoothedRows:
     ----------
     first
         Position of the first row in its block.
-    weights
-        (m,).
+    weights, parts
+        (m,) of the rows, and of what is spoken of: one of the repeats of a row, or all of it.
     fitted
         (m, L, t).
     diagonal, square
-        (m, L) of the smoother and of its square.
+        (m, L) of the smoother and of its square, for such a part.
     left
         (m, L) 1 − diagonal, never less than it can be.
     variance
@@ -111,18 +114,25 @@ class SmoothedRows:
 
     first: int
     weights: NDArray[np.float64]
+    parts: NDArray[np.float64]
     fitted: NDArray[np.float64]
     diagonal: NDArray[np.float64]
     square: NDArray[np.float64]
     left: NDArray[np.float64]
     variance: NDArray[np.float64]
 
+    @property
+    def traces(self) -> NDArray[np.float64]:
+        """(m, L) what all repeats of a row add to the trace of the smoother."""
+        times = np.divide(self.weights, self.parts, out=np.ones_like(self.weights), where=self.parts > 0)
+        return times[:, None] * self.diagonal
+
     def residuals(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """(m, L, t), given the targets (m', t) of the block."""
         return values[self.first : self.first + len(self.weights), None, :] - self.fitted
 
     def left_out(self, residuals: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Residuals of predictions that are made without the row itself; NaN where nothing else is left."""
+        """Residuals of predictions that are made without the part itself; NaN where nothing else is left."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(self.left[..., None] > 0, residuals / self.left[..., None], np.nan)
 
@@ -180,11 +190,14 @@ def _smoothed(
     own, square = found[:, : len(shifts)] + about.constant, found[:, len(shifts) : -1] + about.constant
     prior = smoother.diagonal(X)
     unexplained = clear_residual(prior - explained, smoother.residual_error * prior)[:, None]
-    diagonal = weights[:, None] * own
-    left = np.maximum(1.0 - diagonal, _least_left(about, shifts, weights, found[:, -1]))
+    parts = np.minimum(weights, smoother.repeat)
+    share = np.divide(parts, weights, out=np.ones_like(weights), where=weights > 0)[:, None]
+    # All of a row has at most 1 − least of itself, and a part its share of that.
+    least = 1.0 - share * (1.0 - _least_left(about, shifts, weights, found[:, -1]))
+    diagonal = parts[:, None] * own
     return SmoothedRows(
-        start, weights, fitted, diagonal, weights[:, None] * square, left,
-        own + unexplained / shifts,
+        first=start, weights=weights, parts=parts, fitted=fitted, diagonal=diagonal, square=parts[:, None] * square,
+        left=np.maximum(1.0 - diagonal, least), variance=own + unexplained / shifts,
     )  # fmt: skip
 
 
@@ -237,7 +250,7 @@ def left_out_block(
         sums += LeftOutSums(
             np.stack([squares.sum(axis=0), squares[apart].sum(axis=0)]),
             np.array([rows.weights.sum(), rows.weights[apart].sum()]),
-            rows.diagonal.sum(axis=0),
+            rows.traces.sum(axis=0),
         )
     return sums
 
@@ -271,20 +284,23 @@ def diagnose_block(
     first_row: int,
     values: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Diagnostics (m, 1 + 6·t) of training rows.
+    """Diagnostics (m, 1 + 7·t) of training rows, each of one repeat if weights count them.
 
     The smoother's diagonal; then, of every target: fitted values, residuals, leave-one-out residuals, studentized
-    residuals, Cook's distances, influences.
+    residuals, Cook's distances, influences, and residuals studentized for a fixed function.
     """
-    found = [np.empty((0, 1 + 6 * values.shape[1]))]
+    found = [np.empty((0, 1 + 7 * values.shape[1]))]
     for rows in smoothed_tiles(smoother, pieces, first_row):
         residuals = rows.residuals(values)
         left_out, residuals = rows.left_out(residuals)[:, 0], residuals[:, 0]
-        diagonal, w = rows.diagonal[:, :1], rows.weights[:, None]
-        _check_training(diagonal[:, 0], first_row + rows.first)
+        diagonal, square, left = rows.diagonal[:, :1], rows.square[:, :1], rows.left[:, :1]
+        w = rows.parts[:, None]
+        _check_training(rows.traces[:, 0], first_row + rows.first)
         with np.errstate(divide="ignore", invalid="ignore"):
-            studentized = residuals * np.sqrt(w / (noise * rows.left[:, :1]))
-            cook = rows.square[:, :1] * w * left_out**2 / (dimension * noise)
-        parts = (diagonal, rows.fitted[:, 0], residuals, left_out, studentized, cook, diagonal * left_out)
-        found.append(np.hstack(parts))
+            studentized = residuals * np.sqrt(w / (noise * left))
+            # [(I − H)²]_ii, which is never less than its part from the diagonal.
+            fixed = residuals * np.sqrt(w / (noise * np.maximum(1.0 - 2.0 * diagonal + square, left**2)))
+            cook = square * w * left_out**2 / (dimension * noise)
+        columns = (diagonal, rows.fitted[:, 0], residuals, left_out, studentized, cook, diagonal * left_out, fixed)
+        found.append(np.hstack(columns))
     return np.concatenate(found)

@@ -8,7 +8,8 @@ from typing import Any
 class Diagnostics:
     """Arrays over the training rows, (n,) or (n, t) for several targets: lazy, or NumPy for arrays in memory.
 
-    Computed together, they cost one reading of the rows.
+    Computed together, they cost one reading of the rows. Of a row whose weight counts repeats, all is said of one of
+    them; of one whose weight is a precision, of the row.
 
     Attributes
     ----------
@@ -22,12 +23,16 @@ class Diagnostics:
         (y_i − ŷ_i)/(1 − h_i): residuals of the predictions that the model would make without the row, with λ·Σw and the
         landmarks as they are; a row that is a landmark still serves as one.
     studentized
-        Residuals over their standard deviation, by the model's ``noise_variance_``.
+        (y_i − ŷ_i)/(σ·√(1 − h_i)), where σ² is the model's ``noise_variance_``, over the weight if that is a precision:
+        residuals over their standard deviation if f is a Gaussian process, as for standard errors.
     cooks_distance
         Sum of the squared changes of all predictions if the row is left out, over the effective number of parameters
         times the noise variance.
     influence
         h_i·(y_i − ŷ_i)/(1 − h_i): by how much the row moves its own prediction.
+    studentized_fixed
+        (y_i − ŷ_i)/(σ·√[(I − H)²]_ii), H the smoother: the same if f is fixed and only the noise is random, apart from
+        the bias of the fit. Never smaller in size than ``studentized``.
 
     Examples
     --------
@@ -47,10 +52,11 @@ class Diagnostics:
     studentized: Any
     cooks_distance: Any
     influence: Any
+    studentized_fixed: Any
 
     @classmethod
     def of(cls, columns: Any, single: bool) -> "Diagnostics":
-        """From columns (n, 1 + 6·t) that stand side by side."""
-        t = (columns.shape[1] - 1) // 6
-        parts = [columns[:, 1 + i * t] if single else columns[:, 1 + i * t : 1 + (i + 1) * t] for i in range(6)]
+        """From columns (n, 1 + 7·t) that stand side by side."""
+        t = (columns.shape[1] - 1) // 7
+        parts = [columns[:, 1 + i * t] if single else columns[:, 1 + i * t : 1 + (i + 1) * t] for i in range(7)]
         return cls(columns[:, 0], *parts)

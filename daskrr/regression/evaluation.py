@@ -1,5 +1,6 @@
 """The tasks that apply a fitted regression to blocks of rows."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -29,9 +30,14 @@ F64 = np.dtype(np.float64)
 
 
 def smoother_of(
-    payload: dict[str, Any], kernel: Kernel, dtype: np.dtype, ridges: tuple[float, ...], weighted: bool
+    payload: dict[str, Any],
+    kernel: Kernel,
+    dtype: np.dtype,
+    ridges: tuple[float, ...],
+    weighted: bool = False,
+    repeat: float = math.inf,
 ) -> Smoother:
-    """What maps rows to their coordinates."""
+    """What maps rows to their coordinates, and those that carry weights to what is said of one repeat."""
     spectrum = Spectrum(**payload["spectrum"])
     return Smoother(
         columns=columns_of(payload["landmarks"], kernel, dtype),
@@ -40,6 +46,7 @@ def smoother_of(
         spectrum=spectrum,
         shifts=spectrum.weight * np.array(ridges),
         weighted=weighted,
+        repeat=repeat,
         residual_error=residual_error(payload["n_landmarks"], payload["kernel_error"]),
     )
 
@@ -84,13 +91,14 @@ def spread_task(
     kernel: Kernel, ridge: float, noise: NDArray[np.float64], payload: dict[str, Any], source: Any, start: int
 ) -> NDArray[np.float64]:
     """Predictions and their standard errors (m, 2·t)."""
-    return spread_block(smoother_of(payload, kernel, F64, (ridge,), False), noise, pieces(source), start)
+    return spread_block(smoother_of(payload, kernel, F64, (ridge,)), noise, pieces(source), start)
 
 
 def diagnose_task(
     kernel: Kernel,
     ridge: float,
     weighted: bool,
+    repeat: float,
     noise: NDArray[np.float64],
     dimension: float,
     payload: dict[str, Any],
@@ -98,8 +106,8 @@ def diagnose_task(
     start: int,
     targets: Any,
 ) -> NDArray[np.float64]:
-    """Diagnostics (m, 1 + 6·t) of training rows."""
-    smoother = smoother_of(payload, kernel, F64, (ridge,), weighted)
+    """Diagnostics (m, 1 + 7·t) of training rows."""
+    smoother = smoother_of(payload, kernel, F64, (ridge,), weighted, repeat)
     return diagnose_block(smoother, noise, dimension, pieces(source), start, read_targets(targets, start))
 
 
@@ -120,6 +128,7 @@ def left_out_task(
     dtype: np.dtype,
     ridges: tuple[float, ...],
     weighted: bool,
+    repeat: float,
     landmark_rows: NDArray[np.int64],
     payload: dict[str, Any],
     source: Any,
@@ -127,7 +136,7 @@ def left_out_task(
     targets: Any,
 ) -> LeftOutSums:
     """Sums of squared leave-one-out residuals."""
-    smoother = smoother_of(payload, kernel, dtype, ridges, weighted)
+    smoother = smoother_of(payload, kernel, dtype, ridges, weighted, repeat)
     return left_out_block(smoother, pieces(source), start, read_targets(targets, start), landmark_rows)
 
 

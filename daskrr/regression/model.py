@@ -1,5 +1,6 @@
 """What every fitted regression can do, however its kernel and ridge were found."""
 
+import math
 import os
 import time
 import uuid
@@ -20,7 +21,7 @@ from daskrr.engine.passes import Run, block_rows, executor, split, task
 from daskrr.engine.rows import Rows, readable
 from daskrr.engine.scheduler import held
 from daskrr.engine.storage import OutputStore
-from daskrr.errors import InvalidData
+from daskrr.errors import InvalidData, InvalidParameter
 from daskrr.numerics.algebra import check_resolution, shift_of
 from daskrr.numerics.regress import noise_variance
 from daskrr.nystrom.sampling import Landmarks
@@ -38,7 +39,7 @@ from daskrr.regression.evaluation import (
 )
 from daskrr.regression.pictures import RegressionPictures
 from daskrr.regression.saving import write_model
-from daskrr.regression.training import Deviation, Trained, Training, is_lazy, take_sums
+from daskrr.regression.training import FREQUENCY, PRECISION, Deviation, Trained, Training, is_lazy, take_sums
 
 PREDICTIONS = "predictions"
 
@@ -67,6 +68,9 @@ class Facts:
         What makes the mean weight of the first fit 1.
     n_counted
         Rows with a weight above zero.
+    weight_meaning
+        Whether weights count repeats of a row ("frequency") or are inverse variances of its noise up to a common factor
+        ("precision").
     origin
         (t,) what is subtracted from targets before they are summed.
     intercept, dtype
@@ -84,6 +88,7 @@ class Facts:
     weight: float
     scale: float
     n_counted: int
+    weight_meaning: str
     origin: list[float]
     intercept: bool
     dtype: str
@@ -93,6 +98,16 @@ class Facts:
     rank: int
     kernel_error: float
     next_stream: int
+
+    @property
+    def repeat(self) -> float:
+        """Scaled weight of one repeat of a row; infinite if weights are no repeats."""
+        return self.scale if self.weight_meaning == FREQUENCY else math.inf
+
+    @property
+    def n_observations(self) -> float:
+        """Rows, each as often as it counts."""
+        return self.weight / self.scale if self.weight_meaning == FREQUENCY else self.n_counted
 
 
 class KernelRidgeModel(RegressorMixin, SketchedEstimator):
@@ -129,6 +144,10 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
 
     def _open(self, X: Any, y: Any, sample_weight: Any, reset: bool = True) -> Training:
         """View rows, targets and weights, checked as far as metadata tell."""
+        if self.weight_meaning not in (FREQUENCY, PRECISION):
+            raise InvalidParameter(
+                f"weight_meaning must be {FREQUENCY!r} or {PRECISION!r}, got {self.weight_meaning!r}"
+            )  # fmt: skip
         X, y = readable(X, "X"), readable(y, "y")
         if is_lazy(X) or is_lazy(y):
             X = self._validated(X) if reset else X
@@ -160,6 +179,7 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
             weight=solved["weight"],
             scale=weighed.scale,
             n_counted=weighed.n_counted + (0 if known is None else known.n_counted),
+            weight_meaning=self.weight_meaning if known is None else known.weight_meaning,
             origin=trained.origin.tolist(),
             intercept=intercept,
             dtype=str(sketch.dtype),
@@ -175,11 +195,10 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
         self.n_rows_ = data.rows.n_rows + (0 if known is None else self.n_rows_)
         self.n_features_in_ = data.rows.shape[1]
         self.effective_dimension_ = float(solved["effective_dimensions"][0])
-        mean_weight = self._facts.weight / self.n_rows_
-        self.residual_squares_ = solved["residual_squares"][0] / mean_weight
-        self.target_squares_ = solved["target_squares"] / mean_weight
+        self.residual_squares_ = solved["residual_squares"][0] / self._unit_weight
+        self.target_squares_ = solved["target_squares"] / self._unit_weight
         noise = noise_variance(
-            self.residual_squares_, self.effective_dimension_, self._facts.n_counted, intercept
+            self.residual_squares_, self.effective_dimension_, self._facts.n_observations, intercept
         )  # fmt: skip
         self.intercept_, self.noise_variance_ = (
             float(values[0]) if data.single else values for values in (solved["intercepts"][0], noise)
@@ -268,9 +287,15 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
         return partial(spread_task, self.kernel_, self.ridge_, self._noise)
 
     @property
+    def _unit_weight(self) -> float:
+        """Scaled weight of what ``noise_variance_`` speaks of: one repeat, or a row of mean precision."""
+        known = self._facts
+        return known.scale if known.weight_meaning == FREQUENCY else known.weight / self.n_rows_
+
+    @property
     def _noise(self) -> NDArray[np.float64]:
         """(t,) noise variance of a row whose weight times the scale is 1."""
-        return np.atleast_1d(self.noise_variance_) * self._facts.weight / self.n_rows_
+        return np.atleast_1d(self.noise_variance_) * self._unit_weight
 
     def _diagonalise(self) -> None:
         parameters = {"intercept": self._facts.intercept, "ridges": [self.ridge_], "dtype": "float64"}
@@ -284,7 +309,7 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
         check_is_fitted(self)
         data = self._open(X, y, sample_weight, reset=False)
         weighed = data.weighed(self._facts.scale)
-        n_columns, rank = 1 + 6 * data.n_targets, self._facts.rank
+        n_columns, rank = 1 + 7 * data.n_targets, self._facts.rank
         found = self._apply(
             "diagnose", "smoother", rank, self._diagnosis(weighed), n_columns, weighed.rows, weighed.targets
         )
@@ -294,7 +319,7 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
         """What finds the diagnostics of a block."""
         self._diagonalise()
         return partial(
-            diagnose_task, self.kernel_, self.ridge_, weighed.weighted, self._noise,
+            diagnose_task, self.kernel_, self.ridge_, weighed.weighted, self._facts.repeat, self._noise,
             self.effective_dimension_ + self._facts.intercept,
         )  # fmt: skip
 
@@ -307,7 +332,7 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
     def sum_diagnostics(
         self, X: Any, y: Any, sample_weight: Any, then: Callable[..., Any], add: Callable[[Any, Any], Any]
     ) -> Any:
-        """Add up on the workers what ``then`` makes of the diagnostics (m, 1 + 6·t) of every block and its first row.
+        """Add up on the workers what ``then`` makes of the diagnostics (m, 1 + 7·t) of every block and its first row.
 
         The columns are those of :meth:`diagnose`.
         """
@@ -388,6 +413,7 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
             "ridge": self.ridge_,
             "dtype": self._facts.dtype,
             "fit_intercept": self._facts.intercept,
+            "weight_meaning": self._facts.weight_meaning,
             "random_state": None if self.random_state is None else int(self.random_state),
             "failure_probability": float(self.failure_probability),
             "missing_chunks": self.missing_chunks,

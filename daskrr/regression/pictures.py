@@ -116,7 +116,7 @@ class Fit:
 
 
 def fit_of(target: int, n_targets: int, sigma: float, found: NDArray[np.float64], start: int) -> Fit:
-    """What is counted of the diagnostics (m, 1 + 6·t) of a block of rows."""
+    """What is counted of the diagnostics (m, 1 + 7·t) of a block of rows."""
     leverage = found[:, 0]
     fitted, residuals, _, studentized, cook, _ = (found[:, 1 + i * n_targets + target] for i in range(6))
     known = np.isfinite(studentized) & np.isfinite(cook)

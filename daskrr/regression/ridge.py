@@ -34,6 +34,10 @@ class NystromKernelRidge(KernelRidgeModel):
         As of :func:`daskrr.leverage_scores`; so are dtype, missing_chunks and block_rows.
     fit_intercept
         Whether f has a constant part that is not penalised.
+    weight_meaning
+        What sample weights mean. ``"frequency"``: a row of weight m is m equal rows in all that is said of the fit, and
+        diagnostics speak of one of them. ``"precision"``: the variance of a row's noise is in inverse proportion to its
+        weight, and a common factor of all weights means nothing. Predictions are the same.
     certify, failure_probability
         Whether to bound how much is lost to the sampling of columns, and how certain that shall be.
     random_state
@@ -53,11 +57,12 @@ class NystromKernelRidge(KernelRidgeModel):
     risk_inflation_
         Certified :class:`RiskInflation`, or None without ``certify``.
     residual_squares_, target_squares_
-        (t,) sums over the training rows, with weights of mean 1: of squared residuals, and of squared targets (about
-        their mean with an intercept).
+        (t,) weighted sums over the training rows: of squared residuals, and of squared targets (about their mean with
+        an intercept). Precisions are scaled to a mean of 1.
     noise_variance_
-        A number or (t,): sums of squared residuals over n_rows_ less the trace of the smoother and the intercept; of a
-        row of mean weight, if there are weights.
+        A number or (t,), of a row of weight 1, or of mean precision: sums of squared residuals over what is left of the
+        number of rows (the sum of frequencies; of rows with a precision above 0) after the trace of the smoother and
+        the intercept.
     n_rows_
         Number of training rows.
 
@@ -85,6 +90,7 @@ class NystromKernelRidge(KernelRidgeModel):
         epsilon: float = 0.1,
         sketch_ridge: float | None = None,
         fit_intercept: bool = False,
+        weight_meaning: str = "frequency",
         certify: bool = True,
         failure_probability: float = 1e-6,
         dtype: DTypeLike = "float64",
@@ -105,6 +111,7 @@ class NystromKernelRidge(KernelRidgeModel):
         self.epsilon = epsilon
         self.sketch_ridge = sketch_ridge
         self.fit_intercept = fit_intercept
+        self.weight_meaning = weight_meaning
         self.certify = certify
         self.failure_probability = failure_probability
         self.dtype = dtype

@@ -28,7 +28,7 @@ from daskrr.nystrom.sketch import Folds
 from daskrr.regression.estimator import all_or_nothing, started, without_trace
 from daskrr.regression.evaluation import left_out_task
 from daskrr.regression.model import KernelRidgeModel
-from daskrr.regression.training import Trained, Training, Weighed, train
+from daskrr.regression.training import FREQUENCY, Trained, Training, Weighed, train
 
 log = logging.getLogger("daskrr")
 
@@ -84,7 +84,7 @@ class NystromKernelRidgeCV(KernelRidgeModel):
     n_landmarks, sampling, tolerance, absolute_tolerance, max_landmarks, rounds, replacement, epsilon, sketch_ridge
         As of :func:`daskrr.leverage_scores`, at the geometric mean of the ridges; so are dtype, missing_chunks and
         block_rows.
-    fit_intercept, certify, failure_probability, random_state, progress
+    fit_intercept, weight_meaning, certify, failure_probability, random_state, progress
         As of :class:`daskrr.NystromKernelRidge`.
 
     Attributes
@@ -127,6 +127,7 @@ class NystromKernelRidgeCV(KernelRidgeModel):
         epsilon: float = 0.1,
         sketch_ridge: float | None = None,
         fit_intercept: bool = False,
+        weight_meaning: str = "frequency",
         certify: bool = True,
         failure_probability: float = 1e-6,
         dtype: DTypeLike = "float64",
@@ -149,6 +150,7 @@ class NystromKernelRidgeCV(KernelRidgeModel):
         self.epsilon = epsilon
         self.sketch_ridge = sketch_ridge
         self.fit_intercept = fit_intercept
+        self.weight_meaning = weight_meaning
         self.certify = certify
         self.failure_probability = failure_probability
         self.dtype = dtype
@@ -297,16 +299,21 @@ class NystromKernelRidgeCV(KernelRidgeModel):
         """Mean squared errors (L, t), and those over rows that are no landmarks, NaN but for leave-one-out."""
         intercept = bool(self.fit_intercept)
         if self.scoring == "loo":
-            return left_out_errors(trained, ridges, intercept)
+            return left_out_errors(trained, ridges, intercept, self._repeats)
         if self.scoring == "kfold":
             errors = trained.perform("cross_validate", ridges, intercept)["errors"]
         else:
             found = trained.perform("regress", ridges, intercept)
+            weight, data = found["weight"], trained.data
+            n_rows = weight / data.scale if self._repeats else data.n_counted
             errors = generalized_errors(
-                found["residual_squares"] / found["weight"], found["effective_dimensions"], trained.data.n_counted,
-                intercept,
+                found["residual_squares"] / weight, found["effective_dimensions"], n_rows, intercept
             )  # fmt: skip
         return errors, np.full_like(errors, np.nan)
+
+    @property
+    def _repeats(self) -> bool:
+        return self.weight_meaning == FREQUENCY
 
     def summary(self) -> dict[str, Any]:
         """What is known about the fitted model and its choice, ready for JSON."""
@@ -323,9 +330,11 @@ class NystromKernelRidgeCV(KernelRidgeModel):
 
 
 def left_out_errors(
-    trained: Trained, ridges: tuple[float, ...], intercept: bool
+    trained: Trained, ridges: tuple[float, ...], intercept: bool, repeats: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Mean squared leave-one-out residuals (L, t): of all rows, and of those that are no landmarks; one pass.
+
+    Where weights count ``repeats``, one of them is left out at a time.
 
     Raises
     ------
@@ -336,7 +345,8 @@ def left_out_errors(
     expected = trained.perform("diagonalise", ridges, intercept)["effective_dimensions"] + intercept
     payload = held(trained.algebra, "quick smoother", run.executor)
     kernel = data.unweighted(sketch.kernel)
-    work = partial(left_out_task, kernel, sketch.dtype, ridges, data.weighted, sketch.pivots)
+    repeat = data.scale if repeats else math.inf
+    work = partial(left_out_task, kernel, sketch.dtype, ridges, data.weighted, repeat, sketch.pivots)
     rows, targets = data.rows.anew(f"left-out-{run.name}"), data.targets.anew(f"left-out-targets-{run.name}")
     tasks = (
         task("leave-one-out", run.name, b.index, work, payload, rows.source(b.start, b.stop), b.start,

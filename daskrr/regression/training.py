@@ -30,6 +30,9 @@ from daskrr.nystrom.sketch import Folds, NystromSketch, TargetRows
 # As many targets tell where the others are.
 ORIGIN_ROWS = 4096
 
+# What sample weights can mean.
+FREQUENCY, PRECISION = "frequency", "precision"
+
 
 @dataclass(frozen=True)
 class Training:
