@@ -16,6 +16,7 @@ import daskrr
 from daskrr import fitting, jobs, outputs
 from daskrr.engine import passes
 from daskrr.engine.records import Records
+from daskrr.engine.storage import RESULT_KEY
 from daskrr.errors import InputGrown, InvalidData, InvalidParameter, SourceChanged
 from daskrr.kernels import Gaussian
 from daskrr.ledger import Ledger
@@ -406,6 +407,19 @@ def growing(draw):
     dtype = draw(st.sampled_from(["float64", "float32", "int16"]))
     first = draw(st.integers(15, n - 1))
     return rows.astype(dtype), first, draw(st.integers(3, 40)), draw(st.sampled_from([None, 7, 16, 64]))
+
+
+def test_update__of_fewer_rows_than_a_chunk_has_cuts_blocks_as_a_full_run(tmp_path):
+    rows = data(40, 2, 0, 0.0)
+    X = stored(tmp_path, rows[:15], chunk=23)
+    score(X, tmp_path / "out.zarr", 10, block_rows=16)
+    append(X, rows[15:])
+    update(X, tmp_path / "out.zarr", refresh="never")
+    landmarks = landmarks_of(tmp_path / "out.zarr")
+    score(X, tmp_path / "anew.zarr", None, block_rows=16, sampling=landmarks)
+    attributes = [zarr.open_group(tmp_path / name).attrs[RESULT_KEY] for name in ("out.zarr", "anew.zarr")]
+    assert [one["parameters"]["block_rows"] for one in attributes] == [23, 23]
+    assert contents(tmp_path / "out.zarr") == contents(tmp_path / "anew.zarr")
 
 
 @settings(max_examples=12)

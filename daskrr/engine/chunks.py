@@ -56,14 +56,17 @@ def absolute(array: zarr.Array) -> zarr.Array:
 
 
 def unit_rows(array: zarr.Array) -> int:
-    """Rows of a shard, of an inner chunk when shards are huge, or 1 for a grid that is not regular."""
+    """Rows of a shard, of an inner chunk when shards are huge, or 1 for a grid that is not regular.
+
+    There may be fewer rows yet: where blocks begin must not depend on how many rows there are.
+    """
     try:
         shards, chunks = array.shards, array.chunks
     except NotImplementedError:
         return 1
     if shards is not None and shards[0] * _row_bytes(array) <= SHARD_BYTES:
-        return min(int(shards[0]), array.shape[0])
-    return min(int(chunks[0]), array.shape[0])
+        return int(shards[0])
+    return int(chunks[0])
 
 
 def piece_rows(array: zarr.Array, unit: int) -> int:

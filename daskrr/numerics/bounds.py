@@ -174,7 +174,8 @@ def _interval(
     least = np.sqrt(np.maximum(residual - budget, 0.0))
     high = np.minimum(facts.scores * (1.0 + error), 1.0)
     low = facts.scores * (1.0 - error)
-    spread = np.sqrt(delta * facts.captured * (1.0 + error))
+    # Where ``captured`` is small beside the score, an error of G is a share of the score.
+    spread = np.sqrt(delta * np.minimum(facts.captured * (1.0 + error) + error * facts.scores, high))
     share = delta / (delta + shifts)
     x = high if facts.shifted is None else np.minimum(facts.shifted * (1.0 + error), high)
     excess = (most + spread) ** 2 / shifts
