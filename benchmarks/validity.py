@@ -34,9 +34,10 @@ SEED = 0
 PROBABILITIES = (1e-6, 0.0)
 UNIT_ROUNDOFF = 2.0**-53
 SCHEMES = ("uniform", "diagonal", "leverage", "residual")
-# Powers of ten, relative to the mean diagonal; repeats are hard near the smallest ridges that a dtype resolves.
+# Powers of ten, relative to the mean diagonal; repeats are hard near the smallest ridges that a dtype resolves, and
+# where an interval is so narrow that an error of their sum would show.
 CLOUD_RIDGES = {"float32": (-5, 0), "float64": (-8, 0)}
-REPEATED_RIDGES = {"float32": (-7, -2), "float64": (-16, -8)}
+REPEATED_RIDGES = {"float32": ((-7, -4), (-4, -1)), "float64": ((-16, -10), (-10, -2))}
 FEWEST_REPEATED, MOST_REPEATED = 4096, 200_000
 FEW_POINTS = 12
 MOST_RAISES = 3
@@ -91,13 +92,12 @@ def repeated_problem(family: str, number: int, least: int, most: int) -> tuple[P
     dtype = str(generator.choice(["float32", "float64"]))
     X = repeated_rows(n, d, m, generator).astype(dtype)
     name, scale = str(generator.choice(list(KERNELS_OF_FEW_FEATURES))), math.exp(generator.uniform(-1, 1))
-    ridges = _ridges(
-        KERNELS_OF_FEW_FEATURES[name](scale), X, *REPEATED_RIDGES[dtype], int(generator.choice([1, 5])), generator
-    )
+    span, count = REPEATED_RIDGES[dtype][generator.integers(2)], int(generator.choice([1, 5]))
+    ridges = _ridges(KERNELS_OF_FEW_FEATURES[name](scale), X, *span, count, generator)
     blocks = {"block_rows": int(generator.choice([700, 5000, 60_000]))} if generator.random() < 0.5 else {}
     return Problem(
         family=family, number=number, rows=f"{m} points", kernel=name, n_rows=n, n_features=d, length_scale=scale,
-        ridges=ridges, n_landmarks=int(generator.choice([2, 10, 100, 400])),
+        ridges=ridges, n_landmarks=int(generator.choice([2, 10, 100, 100, 400])),
         sampling=str(generator.choice([*SCHEMES, "residual", "residual"])), dtype=dtype,
         options=_options(generator) | blocks,
     ), X  # fmt: skip
