@@ -296,7 +296,7 @@ def _checks(found: list[Found]) -> dict[str, bool]:
 
 def add_criteria(path: Path, folder: Path | None, quick: bool) -> None:
     """Compare the errors to choose by, and put what was found into the report, which may be there already."""
-    began = harness.report("regression", SEED, quick, {})
+    began = harness.report("regression", SEED, quick, {"ridges": criteria.RIDGES.tolist()})
     known = json.loads(path.read_text()) if path.exists() else began
     about = {name: began[name] for name in ("date", "machine", "versions")}
     harness.write_report(path, known | {"criteria": about | criteria.study(folder)})
