@@ -14,7 +14,8 @@ import psutil
 import pytest
 from numpy.testing import assert_allclose
 
-from benchmarks import bench_certificate, bench_regression, bench_sampling, validity
+import daskrr
+from benchmarks import bench_certificate, bench_regression, bench_sampling, criteria, validity
 from benchmarks.bench_memory import judge
 from benchmarks.bench_peers import TOP, errors
 from benchmarks.harness import MIB, peak_bytes
@@ -32,9 +33,9 @@ def environment(tmp_path_factory):
 
 @pytest.fixture
 def quick_report(environment, tmp_path):
-    def run(question):
+    def run(question, *more):
         output = tmp_path / "new folder" / "report.json"
-        command = [sys.executable, "-m", f"benchmarks.bench_{question}", "--quick", "--output", str(output)]
+        command = [sys.executable, "-m", f"benchmarks.bench_{question}", "--quick", "--output", str(output), *more]
         with subprocess.Popen(
             command,
             cwd=ROOT,
@@ -293,6 +294,26 @@ def test_regression(quick_report):
     assert 0.05 < exact < 0.4
     assert all(0.9 * exact < one["rmse"] < 1.0 for one in found.values())
     assert report["checks"] == {}
+
+
+@pytest.mark.slow
+def test_regression__compares_the_errors_to_choose_by(quick_report):
+    report, text = quick_report("regression", "--criteria")
+    _check_head(report, "regression")
+    assert "test error above the least" in text
+    found = report["criteria"]["charges"]
+    assert {one["criterion"] for one in found} == set(criteria.CRITERIA)
+    assert all(0 <= one["both"] < 1 and 0 <= one["ridge"] < 1 for one in found)
+
+
+def test_criteria__judges_by_the_test_errors_of_the_models_themselves():
+    _, X, y = criteria.made_up()
+    split, kernel = criteria.Split.of(X, y, 150, 0), Gaussian(1.0)
+    errors = split.test_errors(kernel, 30, 0)
+    for number in (9, 14):
+        model = daskrr.NystromKernelRidge(kernel, criteria.RIDGES[number], 30, fit_intercept=True, random_state=0)
+        found = model.fit(split.X, split.y).predict(split.X_test)
+        assert errors[number] == pytest.approx(np.sqrt(np.mean((found - split.y_test) ** 2)), rel=1e-6)
 
 
 def test_regression__judges_what_was_published():

@@ -123,13 +123,13 @@ def test_interval__contains_the_exact_scores(tiles, subset_bound):
             return
         expected = np.stack([extended_scores(X.astype(float), kernel, ridge) for ridge in ridges], axis=1)
         check_interval(result, expected, 1e-13)
-        certificate = result.certificate
+        by_trace, certificate = result.effective_dimension_bounds, result.certificate
         for column, sums in enumerate(expected.sum(axis=0)):
             low, high = certificate.effective_dimension[column]
             assert low * (1 - 1e-12) - 1e-13 <= sums <= high * (1 + 1e-12) + 1e-13
             low, high = certificate.max_degrees_of_freedom[column]
             assert low - 1e-11 <= len(X) * expected[:, column].max() <= high + 1e-11
-            low, high = result.effective_dimension_bounds[column]
+            low, high = by_trace[column]
             assert low * (1 - 1e-12) - 1e-13 <= sums <= high * (1 + 1e-12) + 1e-13
 
     holds()
@@ -234,7 +234,7 @@ def test_ridges__of_a_list_agree_with_single_ones(kernel):
         single = check_interval(alone, expected[:, column : column + 1], oracle_error(X, kernel, ridges))
         np.testing.assert_allclose(found[0][:, column], single[0][:, 0], rtol=1e-7, atol=1e-9)
         np.testing.assert_allclose(found[1][:, column], single[1][:, 0], rtol=1e-6, atol=1e-8)
-        assert together.effective_dimension[column] == pytest.approx(alone.effective_dimension, rel=1e-9)
+        assert together.sketch_dimension[column] == pytest.approx(alone.sketch_dimension, rel=1e-9)
         assert together.audit == alone.audit
         # The path knows l̃ at the shifted ridge and all that is captured: never wider but for round-off.
         assert np.all(found[3][:, column] <= single[3][:, 0] + 1e-6)
@@ -248,7 +248,7 @@ def test_ridges__keep_the_order_they_were_given_in():
         np.testing.assert_allclose(a, b[:, ::-1], rtol=1e-9)
     alone = certified(X, Gaussian(1.0), [1e-1], 20)
     assert alone.scores.shape == alone.upper.shape == (60, 1)
-    assert len(alone.effective_dimension) == 1
+    assert len(alone.sketch_dimension) == 1
 
 
 # Draws by leverage have the round-off of float32 in their weights, and that depends on blocks.
@@ -334,6 +334,7 @@ def test_certificate__agrees_with_the_arrays(ridges, sampling):
     chosen = {"sampling": np.arange(0, 180, 5)} if sampling == "given" else {"sampling": sampling, "n_landmarks": 36}
     result = certified(X, kernel, ridges, block_rows=50, subset_bound=True, **chosen)
     scores, _, lower, upper = arrays(result)
+    by_trace = result.effective_dimension_bounds
     found, expected = result.certificate, oracle(X, kernel, ridges)
     assert found.ridges == ridges
     assert found.deviation == pytest.approx([result.audit.delta / (180 * ridge) for ridge in ridges])
@@ -349,7 +350,7 @@ def test_certificate__agrees_with_the_arrays(ridges, sampling):
         low, high = found.effective_dimension[i]
         assert low <= expected[:, i].sum() <= high
         assert lower[:, i].sum() * (1 - 1e-11) <= low <= high <= upper[:, i].sum() * (1 + 1e-11)
-        wide = result.effective_dimension_bounds[i]
+        wide = by_trace[i]
         assert wide[0] <= low
         assert high <= wide[1]
         assert found.max_degrees_of_freedom[i] == (180 * lower[:, i].max(), 180 * upper[:, i].max())

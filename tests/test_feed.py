@@ -115,6 +115,7 @@ class TestCluster:
         X = np.random.default_rng(0).standard_normal((3000, 2))
         before = len(events(client))
         result = daskrr.leverage_scores(X, KERNEL, 1e-2, 60, certify=True, random_state=0, block_rows=1000)
+        bounds = result.effective_dimension_bounds[0]
         result.measure()
         told = events(client)[before:]
         jobs = [message for message in told if "job" in message]
@@ -125,7 +126,7 @@ class TestCluster:
         assert ends["pass 1: gram"]["rows"] == ends["pass 2: scores"]["rows"] == 3000
         assert ends["pass 1: gram"]["row_flops"] == 2 * 60 * 2 + 2 * 60**2
         low, high = ends["pass 1: algebra"]["dimension"]
-        assert (low, high) == pytest.approx(result.effective_dimension_bounds[0])
+        assert (low, high) == pytest.approx(bounds)
         for kind in ("residual", "score"):
             last = [m for m in counts if m["kind"] == kind and m["run"] == result.sketch.run]
             assert sum(sum(m["counts"]) for m in last) == 3000

@@ -430,6 +430,43 @@ def test_selection__keeps_the_model_of_the_least_error(scoring):
     assert model.summary()["selection"]["best_error"] == model.best_score_
 
 
+@pytest.mark.parametrize(("n_landmarks", "chosen_by"), [(10, "errors_without_landmarks"), (11, "errors_all_rows")])
+def test_selection__leaves_few_landmarks_out_of_the_error(n_landmarks, chosen_by):
+    X, y, _ = data(200)
+    model = selected(X, y, sampling="residual", n_landmarks=n_landmarks)
+    found = model.cv_results_
+    assert not np.allclose(found["errors_all_rows"], found["errors_without_landmarks"])
+    np.testing.assert_array_equal(found["errors"], found[chosen_by])
+    assert model.best_score_ == found[chosen_by].min()
+    assert model.summary()["selection"]["errors_all_rows"] == found["errors_all_rows"].tolist()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_selection__is_not_swayed_by_landmarks_that_are_outliers(seed):
+    """On heavy tails the error over all rows wants a larger ridge, at which test rows are predicted worse."""
+
+    def tailed(seed):
+        generator = np.random.default_rng(seed)
+        X = generator.standard_t(3, (2000, 2))
+        return X, np.sin(2 * X[:, 0]) * np.cos(X[:, 1]) + 0.02 * generator.standard_normal(2000)
+
+    (X, y), (new, truth) = tailed(seed), tailed(100 + seed)
+    options = {"n_landmarks": 100, "sampling": "residual", "certify": False}
+    model = selected(X, y, kernels=[Gaussian(1.0)], ridges=np.logspace(-9, 0, 19), **options)
+    swayed = model.cv_results_["ridges"][np.argmin(model.cv_results_["errors_all_rows"])]
+    other = fitted(X, y, ridge=swayed, kernel=Gaussian(1.0), **options)
+    assert model.ridge_ < swayed
+    assert np.mean((model.predict(new) - truth) ** 2) < np.mean((other.predict(new) - truth) ** 2)
+
+
+def test_selection__by_leaving_out_falls_back_on_all_rows_where_landmarks_have_all_the_weight():
+    X, y, _ = data()
+    w = np.zeros(60)
+    w[:3] = 1.0
+    model = selected(X, y, w, sampling=np.arange(3), fit_intercept=True)
+    np.testing.assert_array_equal(model.cv_results_["errors"], model.cv_results_["errors_all_rows"])
+
+
 def test_selection__has_defaults_that_work():
     X, y, _ = data(300)
     model = NystromKernelRidgeCV(n_landmarks=60, random_state=0).fit(X, y)

@@ -322,7 +322,8 @@ def fit(**options: Any) -> None:
     type=click.Choice(["loo", "gcv", "kfold"]),
     default="loo",
     show_default=True,
-    help="What is to be least: the leave-one-out error, generalized cross-validation, or the error of folds.",
+    help="What is to be least: the leave-one-out error (of rows that are no landmarks, if these are at most a "
+    "twentieth of all), generalized cross-validation, or the error of folds.",
 )
 @click.option("--folds", type=click.IntRange(min=2), default=5, show_default=True, help="Folds of --scoring kfold.")
 @landmark_options

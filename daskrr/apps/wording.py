@@ -333,7 +333,8 @@ def _chance(failure_probability: float) -> str:
 def selection(summary: Summary) -> str:
     """What was chosen among what, and the model."""
     about = summary["selection"]
-    names = {"loo": "leave-one-out", "gcv": "generalized cross-validation", "kfold": "folds"}
+    over = "all rows" if about["errors"] == about["errors_all_rows"] else "rows that are no landmarks"
+    names = {"loo": f"leave-one-out, over {over}", "gcv": "generalized cross-validation", "kfold": "folds"}
     kernels = [_kernel(spec) for spec in about["kernels"]]
     width = max(map(len, kernels))
     lines = [

@@ -215,11 +215,6 @@ class GramSum:
         self._longest, self._n_rows = max(self._longest, self._n_rows), 0
 
 
-def any_row(residual: NDArray[np.float64], error: NDArray[np.float64]) -> NDArray[np.float64]:
-    """All rows weigh the same."""
-    return np.ones_like(residual)
-
-
 def no_less_than_residual(residual: NDArray[np.float64], error: NDArray[np.float64]) -> NDArray[np.float64]:
     """The residual, but never less than the true one, whatever round-off did to it."""
     return np.maximum(residual, 0.0) + error

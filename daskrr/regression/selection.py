@@ -36,25 +36,26 @@ SCORINGS = ("loo", "gcv", "kfold")
 DEFAULT_RIDGES = tuple(np.logspace(-8, 0, 30))
 DEFAULT_WIDTHS = (0.25, 0.5, 1.0, 2.0)
 
+# Landmarks that are no more than this share of the rows are left out of the leave-one-out error. They are outliers, and
+# say little of other rows; but if they are many, what is left without them says little of the data.
+FEW_LANDMARKS = 0.05
+
 # By how much the smoother's diagonal may sum to something else than its trace, relative to that.
 SUM_TOLERANCE = {np.dtype(np.float64): 1e-3, np.dtype(np.float32): 5e-2}
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One kernel: what pass 1 found, if any ridge could be judged, and mean squared errors (L, t), NaN where not.
+    """One kernel: what pass 1 found, if any ridge could be judged, and mean squared errors (L,), NaN where not.
 
-    ``without_landmarks`` (L,) is the mean over targets of the same over rows that are no landmarks, for leave-one-out.
+    ``scores`` are those to choose by; of leave-one-out, there are those over all rows and over those that are no
+    landmarks.
     """
 
     trained: Trained | None
-    errors: NDArray[np.float64]
+    scores: NDArray[np.float64]
+    all_rows: NDArray[np.float64]
     without_landmarks: NDArray[np.float64]
-
-    @property
-    def scores(self) -> NDArray[np.float64]:
-        """(L,) mean over targets."""
-        return self.errors.mean(axis=1)
 
     @property
     def least(self) -> float:
@@ -77,8 +78,10 @@ class NystromKernelRidgeCV(KernelRidgeModel):
         λ > 0, each once; None: 30 from 1e-8 to 1. Those that round-off would decide at a kernel are left out there.
     scoring
         What is to be least: ``"loo"``, the mean squared leave-one-out residual, with λ·Σw and the landmarks as they
-        are; ``"gcv"``, the same with every row's leverage replaced by their mean; ``"kfold"``, the mean squared error
-        of rows predicted from the other folds. Landmarks serve as features even of a fold that they are not in.
+        are, over the rows that are no landmarks, or over all if more than a twentieth are landmarks; ``"gcv"``, that of
+        all rows with every row's leverage replaced by their mean; ``"kfold"``, the mean squared error of rows predicted
+        from the other folds. Landmarks serve as features even of a fold that they are not in. Folds are of rows, also
+        of those that stand for repeats.
     folds
         How many there are with ``"kfold"``; rows are assigned at random.
     n_landmarks, sampling, tolerance, absolute_tolerance, max_landmarks, rounds, replacement, epsilon, sketch_ridge
@@ -92,8 +95,9 @@ class NystromKernelRidgeCV(KernelRidgeModel):
     kernel_, ridge_, best_score_
         The choice, and its mean squared error.
     cv_results_
-        ``kernels`` (list), ``ridges`` (L,), ``errors`` (kernels, L) with NaN where a ridge was left out, and
-        ``errors_without_landmarks``, over rows that are no landmarks, for leave-one-out (else None).
+        ``kernels`` (list), ``ridges`` (L,), ``errors`` (kernels, L) with NaN where a ridge was left out; for
+        leave-one-out also ``errors_without_landmarks``, over rows that are no landmarks, and ``errors_all_rows``, one
+        of which ``errors`` is (else None).
     landmarks_, dual_coef_, intercept_, effective_dimension_, noise_variance_, risk_inflation_, residual_squares_,
     target_squares_, n_rows_
         As of :class:`daskrr.NystromKernelRidge`.
@@ -231,7 +235,7 @@ class NystromKernelRidgeCV(KernelRidgeModel):
         """Errors of every kernel and ridge, and the best candidate; the factors of the others are let go."""
         best: tuple[Candidate, Trained, Job] | None = None
         kernels: list[Kernel] = []
-        errors, without_landmarks = [], []
+        tried: list[Candidate] = []
         for number, job in enumerate(jobs, 1):
             job = replace(job, name=f"{job.name}-{number}")
             run = started(job, partial(_numbered, report, f"kernel {number} of {len(jobs)}, "))
@@ -239,8 +243,7 @@ class NystromKernelRidgeCV(KernelRidgeModel):
             kernels.append(weighed.unweighted(kernel))
             candidate = self._try(job, run, kernel, weighed, origin, ridges)
             log.info("kernel %d of %d: %r, mean squared error %.6g", number, len(jobs), kernels[-1], candidate.least)
-            errors.append(candidate.scores)
-            without_landmarks.append(candidate.without_landmarks)
+            tried.append(candidate)
             if candidate.trained is not None and (best is None or candidate.least < best[0].least):
                 best = candidate, candidate.trained, job
         if best is None:
@@ -253,11 +256,13 @@ class NystromKernelRidgeCV(KernelRidgeModel):
                 "prediction, or y is too large to be squared. Look at the weights and targets."
             )
         _warn_of_ends(ridges, int(np.nanargmin(best[0].scores)))
+        both = self.scoring == "loo"
         found = {
             "kernels": kernels,
             "ridges": np.array(ridges),
-            "errors": np.array(errors),
-            "errors_without_landmarks": np.array(without_landmarks) if self.scoring == "loo" else None,
+            "errors": np.array([one.scores for one in tried]),
+            "errors_all_rows": np.array([one.all_rows for one in tried]) if both else None,
+            "errors_without_landmarks": np.array([one.without_landmarks for one in tried]) if both else None,
         }
         return found, *best
 
@@ -277,29 +282,32 @@ class NystromKernelRidgeCV(KernelRidgeModel):
         settings = replace(
             job.settings, kernel=kernel, largest_tried=max(ridges), intercept=bool(self.fit_intercept)
         )  # fmt: skip
-        errors = np.full((len(ridges), weighed.n_targets), np.nan)
-        without_landmarks = np.full(len(ridges), np.nan)
+        unknown = np.full(len(ridges), np.nan)
         try:
             trained = train(job, run, settings, weighed, origin, folds)
         except RidgeTooSmall as error:
             log.warning("%r is left out: %s", kernel, error)
-            return Candidate(None, errors, without_landmarks)
+            return Candidate(None, scores=unknown, all_rows=unknown, without_landmarks=unknown)
         sketch = trained.sketch
         noise = kernel_noise(sketch.kernel_error, trained.first.totals.diagonal / sketch.n_rows)
         least = max(noise, trained.perform("resolve", ridges, self.fit_intercept)["least_ridge"])
         judged = [number for number, ridge in enumerate(ridges) if ridge >= least]
         if len(judged) < len(ridges):
             log.warning("%r: ridges below %.3g are left out, since round-off would decide", kernel, least)
+        whole, apart = unknown.copy(), unknown.copy()
         if judged:
-            errors[judged], apart = self._errors(trained, tuple(ridges[number] for number in judged))
-            without_landmarks[judged] = apart.mean(axis=1)
-        return Candidate(trained if judged else None, errors, without_landmarks)
+            whole[judged], apart[judged] = self._errors(trained, tuple(ridges[number] for number in judged))
+        few = job.settings.n_landmarks <= FEW_LANDMARKS * weighed.rows.n_rows and np.isfinite(apart).any()
+        return Candidate(
+            trained if judged else None, scores=apart if few else whole, all_rows=whole, without_landmarks=apart
+        )  # fmt: skip
 
     def _errors(self, trained: Trained, ridges: tuple[float, ...]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Mean squared errors (L, t), and those over rows that are no landmarks, NaN but for leave-one-out."""
+        """Mean squared errors (L,) over all rows, and over those that are no landmarks, NaN but for leave-one-out."""
         intercept = bool(self.fit_intercept)
         if self.scoring == "loo":
-            return left_out_errors(trained, ridges, intercept, self._repeats)
+            whole, apart = left_out_errors(trained, ridges, intercept, self._repeats)
+            return whole.mean(axis=1), apart.mean(axis=1)
         if self.scoring == "kfold":
             errors = trained.perform("cross_validate", ridges, intercept)["errors"]
         else:
@@ -309,7 +317,7 @@ class NystromKernelRidgeCV(KernelRidgeModel):
             errors = generalized_errors(
                 found["residual_squares"] / weight, found["effective_dimensions"], n_rows, intercept
             )  # fmt: skip
-        return errors, np.full_like(errors, np.nan)
+        return errors.mean(axis=1), np.full(len(ridges), np.nan)
 
     @property
     def _repeats(self) -> bool:
@@ -323,7 +331,7 @@ class NystromKernelRidgeCV(KernelRidgeModel):
             "scoring": self.scoring,
             "kernels": [kernel.to_spec() for kernel in found["kernels"]],
             "ridges": found["ridges"].tolist(),
-            "errors": [[float(one) if np.isfinite(one) else None for one in row] for row in found["errors"]],
+            **{name: _for_json(found[name]) for name in ("errors", "errors_all_rows", "errors_without_landmarks")},
             "best_error": self.best_score_,
         }
         return super().summary() | {"selection": selection}
@@ -362,6 +370,12 @@ def left_out_errors(
         )
     weights = np.where(sums.weights > 0, sums.weights, np.nan)
     return sums.squares[0] / weights[0], sums.squares[1] / weights[1]
+
+
+def _for_json(errors: NDArray[np.float64] | None) -> list[list[float | None]] | None:
+    if errors is None:
+        return None
+    return [[float(one) if np.isfinite(one) else None for one in row] for row in errors]
 
 
 def _numbered(report: Any, prefix: str, event: Any) -> None:
