@@ -91,7 +91,7 @@ def scored_profile(column: int, scored: ScoredRows, start: int) -> Profile:
     """Profile of a block that was scored just now, at one of its ridges."""
     names = PLAIN if scored.interval is None else CERTIFIED
     columns = {name: getattr(scored, name)[:, column] for name in names}
-    return profile_of(columns | {"residual": scored.facts.residual}, start)
+    return profile_of(columns | {"residual": scored.residual}, start)
 
 
 def stored_profile(column: int, names: Sequence[str], start: int, *sources: Any) -> Profile:

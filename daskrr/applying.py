@@ -22,6 +22,7 @@ from daskrr.engine.storage import column_of
 from daskrr.fitting import versions
 from daskrr.identity import described_input
 from daskrr.jobstore import JobStore
+from daskrr.kernels.weighted import unweighted
 from daskrr.loading import load_sketch
 from daskrr.numerics import histogram
 from daskrr.nystrom.sketch import NystromSketch
@@ -166,8 +167,8 @@ class Application:
             "run": self.name,
             "input": redact(self.rows.origin),
             "rows": self.rows.n_rows,
-            "features": self.rows.shape[1],
-            "kernel": repr(self.sketch.kernel),
+            "features": self.sketch.n_features,
+            "kernel": repr(unweighted(self.sketch.kernel)),
             "ridge": min(self.sketch.ridges),
             "landmarks": len(self.sketch.landmarks.indices),
             "tolerance": None,
@@ -204,7 +205,7 @@ class Application:
         return {
             "parameters": {
                 "input": self.rows.origin,
-                "kernel": sketch.kernel.to_spec(),
+                "kernel": unweighted(sketch.kernel).to_spec(),
                 "ridge": as_given(sketch.ridges, sketch.single),
                 "dtype": str(sketch.dtype),
                 "missing_chunks": options["missing_chunks"],
@@ -219,7 +220,7 @@ class Application:
                 "failure_probability": None if sketch.certainty is None else sketch.certainty.failure_probability,
             },
             "n_rows": self.rows.n_rows,
-            "n_features": self.rows.shape[1],
+            "n_features": sketch.n_features,
             "certificate": None,
             "top": merge_top([one.top for one in receipts], TOP).to_records(),
             "score_quantiles": {

@@ -14,13 +14,15 @@ from numpy.typing import DTypeLike
 from daskrr.engine.addresses import redact
 from daskrr.engine.passes import Executor, executor
 from daskrr.engine.plan import Plan, Work, Workers, make_plan
-from daskrr.engine.rows import Rows, open_rows
+from daskrr.engine.rows import JoinedRows, Rows, open_rows
 from daskrr.errors import InvalidParameter, check_count, check_positive
 from daskrr.kernels import Kernel, as_kernel
+from daskrr.kernels.weighted import Weighted, unweighted
 from daskrr.ledger import Ledger
 from daskrr.nystrom.audit import AUDIT_ROWS, MAX_AUDIT_ROWS, PROBE_ROWS
 from daskrr.nystrom.pass1 import Settings
 from daskrr.nystrom.rounds import FIRST_SHARE, Scheme, most_candidates, n_candidates, round_sizes
+from daskrr.nystrom.row_weights import open_weights
 from daskrr.nystrom.sampling import check_seed, without_probabilities
 from daskrr.nystrom.selection import check_sampling
 
@@ -53,6 +55,7 @@ class Options:
     dtype: DTypeLike = "float64"
     missing_chunks: str = "refuse"
     block_rows: int | None = None
+    sample_weight: Any = None
 
 
 @dataclass(frozen=True)
@@ -103,14 +106,24 @@ class Job:
         return [f"n_landmarks={size} was cut to the {n_rows} rows there are: a row can be a landmark only once."]
 
     @property
+    def n_features(self) -> int:
+        """Of the rows, without their weights."""
+        return self.rows.shape[1] - isinstance(self.settings.kernel, Weighted)
+
+    @property
+    def weights(self) -> Rows | None:
+        """Of the rows, if they have any."""
+        return self.rows.column if isinstance(self.rows, JoinedRows) else None
+
+    @property
     def facts(self) -> dict[str, Any]:
         """What a page about it says at its head."""
         return {
             "run": self.name,
             "input": redact(self.rows.origin),
             "rows": self.rows.n_rows,
-            "features": self.rows.shape[1],
-            "kernel": repr(self.settings.kernel),
+            "features": self.n_features,
+            "kernel": repr(unweighted(self.settings.kernel)),
             "ridge": self.settings.smallest,
             "landmarks": self.settings.n_landmarks,
             "tolerance": None if self.target is None else self.target.relative,
@@ -137,6 +150,9 @@ def prepare(
         gamma = check_positive("sketch_ridge", gamma)
     kernel, dtype = as_kernel(kernel), _check_dtype(options.dtype)
     rows = open_rows(X, missing_chunks=options.missing_chunks)
+    if options.sample_weight is not None:
+        weights = open_weights(rows, options.sample_weight, options.missing_chunks)
+        rows, kernel = JoinedRows(rows, weights, 1.0), Weighted(kernel)
     kernel.check_features(rows.shape[1])
     target = _check_target(options, n_landmarks, rows.n_rows)
     scheme = _check_scheme(options, n_landmarks, rows.n_rows, target)

@@ -16,6 +16,7 @@ from daskrr.arguments import Job
 from daskrr.engine.passes import Run, superblocks
 from daskrr.engine.progress import Stage
 from daskrr.errors import CheckFailed
+from daskrr.kernels.weighted import unweighted
 from daskrr.ledger import Ledger
 from daskrr.numerics.algebra import check_resolution
 from daskrr.numerics.tiles import tile_rows
@@ -168,7 +169,8 @@ def _summary(
     return {
         "parameters": {
             "input": job.rows.origin,
-            "kernel": sketch.kernel.to_spec(),
+            "kernel": unweighted(sketch.kernel).to_spec(),
+            "sample_weight": None if job.weights is None else job.weights.origin,
             "ridge": as_given(sketch.ridges, single),
             "n_landmarks": sketch.landmarks.n_draws,
             "sampling": scheme.sampling if isinstance(scheme.sampling, str) else "given",
@@ -185,7 +187,7 @@ def _summary(
             "tile_rows": tile_rows(sketch.rank),
         },
         "n_rows": job.rows.n_rows,
-        "n_features": job.rows.shape[1],
+        "n_features": job.n_features,
         "distinct_landmarks": len(sketch.landmarks.indices),
         "rank": sketch.rank,
         "sketch_dimension": as_given(ridged["effective_dimensions"], single),

@@ -8,8 +8,9 @@ from typing import Any
 
 from daskrr.arguments import Job, Options
 from daskrr.engine.places import listing
-from daskrr.engine.rows import NumpyRows, Rows, ZarrRows
+from daskrr.engine.rows import ConstantRows, JoinedRows, NumpyRows, Rows, ZarrRows
 from daskrr.engine.storage import checksum
+from daskrr.kernels.weighted import unweighted
 
 
 def parameters_of(job: Job, options: Options) -> dict[str, Any]:
@@ -17,8 +18,9 @@ def parameters_of(job: Job, options: Options) -> dict[str, Any]:
     given = {one.name: getattr(options, one.name) for one in fields(options)}
     given["sampling"] = _described(job.scheme.sampling)
     given["dtype"] = str(job.settings.dtype)
+    given["sample_weight"] = None if job.weights is None else _described(job.weights)
     found = {
-        "kernel": job.settings.kernel.to_spec(),
+        "kernel": unweighted(job.settings.kernel).to_spec(),
         "ridges": list(job.settings.ridges),
         "single": job.settings.single,
         "n_landmarks": job.scheme.size if job.target is None else None,
@@ -38,12 +40,18 @@ def _described(sampling: Any) -> Any:
 
 def described_input(rows: Rows) -> dict[str, Any]:
     """Where the rows are, how many there are, and what changes if they do."""
-    shape = list(rows.shape)
-    return {"origin": rows.origin, "shape": shape, "dtype": str(rows.dtype), "fingerprint": fingerprint(rows)}
+    about = rows.rows if isinstance(rows, JoinedRows) else rows
+    shape, dtype = list(about.shape), str(about.dtype)
+    return {"origin": rows.origin, "shape": shape, "dtype": dtype, "fingerprint": fingerprint(rows)}
 
 
 def fingerprint(rows: Rows) -> str | None:
     """What changes if the rows do: names, sizes and times of stored chunks, or a checksum; None if nothing tells."""
+    if isinstance(rows, JoinedRows):
+        both = fingerprint(rows.rows), fingerprint(rows.column)
+        return None if None in both else " and ".join(map(str, both))
+    if isinstance(rows, ConstantRows):
+        return f"{rows.n_rows} times {rows.value}"
     if isinstance(rows, NumpyRows):
         return f"crc32 {checksum(rows.array):08x}"
     found = listing(rows.array.store, rows.array.path) if isinstance(rows, ZarrRows) else None

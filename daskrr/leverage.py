@@ -17,11 +17,14 @@ from daskrr.engine.journal import Journal
 from daskrr.engine.passes import Run, split
 from daskrr.engine.plan import Plan, Workers, check_fits
 from daskrr.engine.progress import Reporter
+from daskrr.engine.rows import JoinedRows
 from daskrr.fitting import Pace, fit
 from daskrr.growth import grow_until_tight
 from daskrr.kernels import Kernel
+from daskrr.kernels.weighted import Weighted
 from daskrr.nystrom.audit import AUDIT_ROWS
 from daskrr.nystrom.rounds import choose_landmarks
+from daskrr.nystrom.row_weights import with_unit_mean
 from daskrr.nystrom.selection import resolve_kernel
 from daskrr.nystrom.sums import Earlier
 from daskrr.result import LeverageResult
@@ -52,6 +55,7 @@ def leverage_scores(
     dtype: DTypeLike = "float64",
     missing_chunks: str = "refuse",
     block_rows: int | None = None,
+    sample_weight: Any = None,
     progress: Reporter | bool | None = None,
 ) -> LeverageResult:
     """Nyström approximation of the λ-ridge leverage scores of the rows of X, with certified intervals.
@@ -113,6 +117,10 @@ def leverage_scores(
     block_rows
         Rows per task, rounded to whole input chunks. The default depends on p and the chunks alone, since it changes
         the last bits of the result.
+    sample_weight
+        (n,) above zero, or one number for all rows: a weight m counts a row as m repeats of it would, and the score of
+        the row is that of one of them. The ridge adds λ·Σw then, the weighted sum of the scores is the effective
+        dimension, and rows that repeat can be merged before they are scored. With weights below 1 a score may exceed 1.
     progress
         None: a bar on a terminal, a widget in a notebook; False: nothing; or a function that receives every event.
 
@@ -136,6 +144,7 @@ def leverage_scores(
     options = Options(
         sampling, tolerance, absolute_tolerance, max_landmarks, score_floor, certify, failure_probability, audit_rows,
         subset_bound, rounds, replacement, epsilon, sketch_ridge, random_state, dtype, missing_chunks, block_rows,
+        sample_weight,
     )  # fmt: skip
     return score_job(prepare(X, kernel, ridge, n_landmarks, options), progress)
 
@@ -152,7 +161,7 @@ def score_job(
     Given landmarks may go on from the sums of an earlier run over fewer rows, whose ``pace`` they keep.
     """
     check_fits(job.plan, Workers.of(job.executor))
-    job.executor.check(job.rows)
+    job = _checked(job)
     for line in job.notes:
         log.warning(line)
     with reporter(progress) as report:
@@ -165,6 +174,17 @@ def score_job(
             return grow_until_tight(job, run, settings, job.target)
         chosen, weighing = choose_landmarks(run, settings, job.scheme)
         return fit(job, run, settings, chosen, weighing, pace)[0]
+
+
+def _checked(job: Job) -> Job:
+    """The job, once every worker can read all of its input, with weights of mean 1, if it has any."""
+    if not isinstance(job.rows, JoinedRows) or not isinstance(job.settings.kernel, Weighted):
+        job.executor.check(job.rows)
+        return job
+    for source in (job.rows.column, job.rows.rows):
+        job.executor.check(source)
+    rows, kernel = with_unit_mean(job.rows, job.settings.kernel)
+    return replace(job, rows=rows, settings=replace(job.settings, kernel=kernel))
 
 
 def plan(

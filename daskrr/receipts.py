@@ -33,7 +33,7 @@ class Receipt:
     Attributes
     ----------
     sums
-        (L,) of the scores.
+        (L,) of the scores, each as often as its row counts.
     top, widths
         Its highest rows, and how wide the intervals are.
     saturated
@@ -85,7 +85,7 @@ def top_of_block(k: int, by: str, column: int, scored: ScoredRows, start: int) -
     rows = np.arange(start, start + len(scored.estimate))
     names = PLAIN if scored.interval is None else CERTIFIED
     columns = {name: getattr(scored, name)[:, column] for name in names}
-    return merge_top([TopRows(rows, **columns, residual=scored.facts.residual, by=by)], k)
+    return merge_top([TopRows(rows, **columns, residual=scored.residual, by=by)], k)
 
 
 def write_rows(
@@ -101,16 +101,17 @@ def write_rows(
     """Write one block of results and say what was written."""
     columns = {name: getattr(scored, name) for name in arrays if name != "residual"}
     for name, values in columns.items():
-        if not (np.isfinite(values).all() and (values >= 0).all() and (values <= 1).all()):
+        whole = scored.whole(name)
+        if not (np.isfinite(values).all() and (whole >= 0).all() and (whole <= 1).all()):
             raise CheckFailed(
                 f"{name} of a row in the block of rows from {start} is not within [0, 1]. Nothing was published."
             )
     written = {name: values[:, 0] if single else values for name, values in columns.items()}
-    written["residual"] = scored.facts.residual
+    written["residual"] = scored.residual
     write_block(arrays, written, start)
     before, after = np.split(scored.scores[:, column], [min(max(since - start, 0), len(scored.scores))])
     return Receipt(
-        sums=[math.fsum(values) for values in scored.scores.T],
+        sums=[math.fsum(values) for values in scored.whole("scores").T],
         top=top_of_block(10, "estimate", column, scored, start),
         widths=None if measurer is None else measurer(scored, start, *weights),
         saturated=np.count_nonzero(scored.estimate > SATURATED, axis=0).tolist(),

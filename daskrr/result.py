@@ -23,9 +23,10 @@ from daskrr.engine.passes import Block, Executor, Run, as_array, task
 from daskrr.engine.places import Staged
 from daskrr.engine.plan import Plan
 from daskrr.engine.progress import Reporter, interval, without_infinity
-from daskrr.engine.rows import Rows
+from daskrr.engine.rows import JoinedRows, Rows, pieces
 from daskrr.engine.storage import OutputStore, column_of
 from daskrr.errors import CheckFailed
+from daskrr.kernels.weighted import unweighted
 from daskrr.ledger import Ledger
 from daskrr.numerics import histogram
 from daskrr.numerics.bounds import kernel_noise
@@ -204,10 +205,11 @@ class LeverageResult:
     @cached_property
     def residual(self) -> da.Array:
         """Lazy (n,): k_ii − L_ii, the part of each row that the landmarks do not explain; kept from pass 1."""
-        tasks = [
-            task("residual", self.sketch.run, block.index, _residual_column, kept)
-            for block, kept in zip(self.blocks, self._kept, strict=True)
-        ]
+        weights = self.rows.anew(f"residual-{self.sketch.run}") if isinstance(self.rows, JoinedRows) else None
+        tasks = []
+        for block, kept in zip(self.blocks, self._kept, strict=True):
+            more = [] if weights is None else [weights.column.source(block.start, block.stop), weights.scale]
+            tasks.append(task("residual", self.sketch.run, block.index, _residual_column, kept, *more))
         return as_array(f"residuals-{self.sketch.run}", tasks, self.blocks, 1)[:, 0]
 
     @property
@@ -442,7 +444,7 @@ class LeverageResult:
         parameters = self.summary["parameters"]
         facts = {
             "rows": f"{self.summary['n_rows']:,} × {self.summary['n_features']} features, {parameters['input']}",
-            "kernel": repr(self.sketch.kernel),
+            "kernel": repr(unweighted(self.sketch.kernel)),
             "ridge λ": self.sketch.ridge_text,
             "landmarks": f"{parameters['n_landmarks']:,} draws ({parameters['sampling']}), "
             f"{self.summary['distinct_landmarks']:,} distinct, rank {self.rank:,}",
@@ -469,8 +471,12 @@ def as_given(values: Any, single: bool) -> Any:
     return float(values[0]) if single else [float(value) for value in values]
 
 
-def _residual_column(kept: Any) -> NDArray[np.float64]:
-    return kept_of(kept).residual[:, None]
+def _residual_column(kept: Any, weights: Any = None, scale: float = 1.0) -> NDArray[np.float64]:
+    """What was kept of a block; that of weighted rows is as many times as large."""
+    residual = kept_of(kept).residual
+    if weights is not None:
+        residual = residual / (scale * np.concatenate([np.asarray(piece, np.float64) for piece in pieces(weights)]))
+    return residual[:, None]
 
 
 def _largest_excess(

@@ -131,7 +131,7 @@ def _of_result(result: LeverageResult, ridge: float | None, report: Reporter) ->
 
 
 def _weights(by: str, column: int, scored: ScoredRows, start: int) -> NDArray[np.float64]:
-    return getattr(scored, by)[:, column]
+    return scored.whole(by)[:, column]
 
 
 def _sampling_by(certified: bool) -> str:

@@ -122,6 +122,11 @@ def _committed(store: JobStore) -> dict[str, Any]:
     found = store.committed
     if found is None:
         raise InvalidData(f"{store} has no finished scores to update. Score it first (daskrr score).")
+    if found["parameters"].get("options", {}).get("sample_weight") is not None:
+        raise InvalidData(
+            f"{store} has scores of weighted rows, whose sums depend on all weights. Score all rows again with "
+            "--overwrite."
+        )
     if "sketch" in found["parameters"]:
         raise InvalidData(f"{store} has scores of new rows by a sketch. Apply that again instead (daskrr apply).")
     return found

@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "growth": LIBRARY | {"result", "arguments", "fitting"},
     "leverage": LIBRARY | {"result", "arguments", "fitting", "growth"},
     "regression": LIBRARY | {"result", "arguments", "growth", "aggregates", "pictures"},
-    "identity": {"engine", "arguments"},
+    "identity": {"engine", "arguments", "kernels"},
     "jobstore": {"errors", "engine"},
     "samples": LIBRARY | {"result", "arguments", "jobstore"},
     "jobs": LIBRARY | {"receipts", "result", "arguments", "fitting", "leverage", "identity", "jobstore"},

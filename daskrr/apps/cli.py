@@ -32,6 +32,7 @@ from daskrr.apps.options import (
     seed_option,
     tls_options,
     wait_option,
+    weights_option,
     workers_option,
 )
 
@@ -121,6 +122,7 @@ def convert(**options: Any) -> None:
 @click.argument("output", type=click.Path())
 @kernel_options
 @model_options
+@weights_option
 @interval_options
 @cluster_options
 @wait_option
@@ -362,6 +364,7 @@ def predict(**options: Any) -> None:
 @click.argument("points", type=click.Path())
 @kernel_options
 @model_options
+@weights_option
 @interval_options
 @workers_option
 @json_option

@@ -43,6 +43,7 @@ GROUPS = {
         "dtype",
         "missing_chunks",
         "block_rows",
+        "sample_weight",
     ),
     "cluster": ("cluster", "workers", "memory_limit", "tls_ca_file", "tls_cert", "tls_key", "require_tls"),
 }
@@ -237,6 +238,12 @@ landmark_options = _all_of(
     click.option("--block-rows", type=click.IntRange(min=1), help="Rows per task; chosen by default."),
 )
 model_options = _all_of(ridge_option, landmark_options)
+weights_option = click.option(
+    "--weights",
+    "sample_weight",
+    type=click.Path(),
+    help="Zarr array of sample weights above zero, each of which counts its row so many times; all 1 by default.",
+)
 regression_options = _all_of(
     click.option("--weights", type=click.Path(), help="Zarr array of sample weights; all 1 by default."),
     click.option(

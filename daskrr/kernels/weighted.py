@@ -14,7 +14,7 @@ from daskrr.kernels.common import Array, as_rows
 
 @dataclass(frozen=True)
 class Weighted(Kernel):
-    """a·b·k(x, z) of rows (x, a) and (z, b), whose last feature is a factor: the root of a sample weight.
+    """a·b·k(x, z) of rows (x, a) and (z, b), whose last feature is a factor: the root of a sample weight times a scale.
 
     Examples
     --------
@@ -25,6 +25,11 @@ class Weighted(Kernel):
 
     name: ClassVar[str] = "weighted"
     part: Kernel
+    scale: float = 1.0
+
+    def repeats(self, X: Array) -> Array:
+        """(m,) sample weights of the rows X (m, d + 1): how many repeats each stands for."""
+        return X[:, -1].astype(np.float64) ** 2 / self.scale
 
     @property
     def constant_diagonal(self) -> bool:
@@ -47,7 +52,7 @@ class Weighted(Kernel):
 
     def resolve(self, sample: ArrayLike) -> Kernel:
         """Resolve the kernel itself on the rows without their factors."""
-        return Weighted(self.part.resolve(as_rows(sample)[:, :-1]))
+        return Weighted(self.part.resolve(as_rows(sample)[:, :-1]), self.scale)
 
     def _matrix(self, X: Array, Z: Array) -> Array:
         return self.part._matrix(X[:, :-1], Z[:, :-1]) * X[:, -1:] * Z[:, -1]
@@ -62,3 +67,8 @@ class Weighted(Kernel):
         part(np.ascontiguousarray(X[:, :-1]), out)
         np.multiply(out, X[:, -1:].astype(out.dtype), out=out)
         np.multiply(out, factors, out=out)
+
+
+def unweighted(kernel: Kernel) -> Kernel:
+    """The kernel of rows without weights."""
+    return kernel.part if isinstance(kernel, Weighted) else kernel

@@ -1,5 +1,6 @@
 """Pass 2 on one block of rows: their scores, estimates and certified intervals."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -112,6 +113,8 @@ class Scorer:
         by. None for one ridge, where their sum is the score.
     shifts
         (L,) n·λ.
+    repeats, residual_unit
+        How many repeats each row stands for, if rows have weights; see :class:`ScoredRows`.
     """
 
     columns: Columns
@@ -124,41 +127,67 @@ class Scorer:
     leading: Leading | None = None
     subset: Subset | None = None
     certainty: Certainty | None = None
+    repeats: Callable[[NDArray], NDArray[np.float64]] | None = None
+    residual_unit: float = 1.0
 
 
 @dataclass(frozen=True)
 class ScoredRows:
     """What pass 2 found out about some rows; arrays (m, L) for L ridges, and checksums of the chunks they are in.
 
-    New rows have a ``leverage_function`` b(G + n·λ)⁻¹b as well, which may exceed 1.
+    New rows have a ``leverage_function`` b(G + n·λ)⁻¹b as well, which may exceed 1. Weighted rows stand for so many
+    ``repeats`` (m,): facts, guess and interval are those of the whole, with a residual of ``residual_unit`` times as
+    many, and what is told of a row is that of one repeat.
     """
 
     facts: RowFacts
-    estimate: NDArray[np.float64]
+    guess: NDArray[np.float64]
     interval: Interval | None
     checksums: NDArray[np.uint32] | None = None
     leverage_function: NDArray[np.float64] | None = None
+    repeats: NDArray[np.float64] | None = None
+    residual_unit: float = 1.0
+
+    def whole(self, name: str) -> NDArray[np.float64]:
+        """``scores``, ``estimate``, ``lower`` or ``upper`` of all repeats of a row together, never above 1."""
+        if name in ("lower", "upper") and self.interval is None:
+            raise RuntimeError("these rows were scored without certainty")
+        found = {"scores": self.facts.scores, "estimate": self.guess}
+        return found[name] if name in found else getattr(self.interval, name)
+
+    def of_one(self, whole: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The share (m, L) of one repeat."""
+        return whole if self.repeats is None else whole / self.repeats[:, None]
 
     @property
     def scores(self) -> NDArray[np.float64]:
         """Approximate scores l̃."""
-        return self.facts.scores
+        return self.of_one(self.whole("scores"))
+
+    @property
+    def estimate(self) -> NDArray[np.float64]:
+        """The best points between."""
+        return self.of_one(self.whole("estimate"))
 
     @property
     def lower(self) -> NDArray[np.float64]:
         """Certified lower ends."""
-        return self._certified.lower
+        return self.of_one(self.whole("lower"))
 
     @property
     def upper(self) -> NDArray[np.float64]:
         """Certified upper ends."""
-        return self._certified.upper
+        return self.of_one(self.whole("upper"))
 
     @property
-    def _certified(self) -> Interval:
-        if self.interval is None:
-            raise RuntimeError("these rows were scored without certainty")
-        return self.interval
+    def relative_weights(self) -> NDArray[np.float64] | float:
+        """(m,) sample weights over their mean."""
+        return 1.0 if self.repeats is None else self.repeats * self.residual_unit
+
+    @property
+    def residual(self) -> NDArray[np.float64]:
+        """(m,) k_ii − L_ii."""
+        return self.facts.residual / self.relative_weights
 
 
 @LEGAL_OVERFLOW
@@ -247,7 +276,15 @@ def _score_tile(
     guess = bounds.estimate(facts.scores, e, shared, shifts)
     if interval is not None:
         guess = np.clip(guess, interval.lower, interval.upper)
-    return ScoredRows(facts, guess, interval, leverage_function=found if is_new else None)
+    return ScoredRows(
+        facts=facts,
+        guess=guess,
+        interval=interval,
+        leverage_function=found if is_new else None,
+        # A new row is one.
+        repeats=None if scorer.repeats is None else np.ones(len(X)) if is_new else scorer.repeats(X),
+        residual_unit=scorer.residual_unit,
+    )
 
 
 def _read(
@@ -303,9 +340,11 @@ def _joined(found: list[ScoredRows], n_ridges: int) -> ScoredRows:
     intervals = [one.interval for one in found if one.interval is not None]
     return ScoredRows(
         RowFacts(**{name: _stacked(facts, name) for name in _names(RowFacts)}),
-        np.concatenate([one.estimate for one in found]),
+        _stacked(found, "guess"),
         Interval(**{name: _stacked(intervals, name) for name in _names(Interval)}) if intervals else None,
         leverage_function=_stacked(found, "leverage_function"),
+        repeats=_stacked(found, "repeats"),
+        residual_unit=found[0].residual_unit,
     )
 
 

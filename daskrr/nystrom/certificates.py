@@ -124,13 +124,15 @@ def widths_of(
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = np.broadcast_to(np.nan if chances is None else np.asarray(chances), len(lower))[:, None] / upper
     high = upper >= np.array(goal.floors)
+    # Of one repeat in units of the mean weight: n times the largest is the maximal number of degrees of freedom.
+    weights = np.reshape(scored.relative_weights, (-1, 1))
     return Widths(
         upper_wins=_tally(interval.upper_winner, len(UPPER_BOUNDS)),
         lower_wins=_tally(interval.lower_winner, len(LOWER_BOUNDS)),
         lower_sum=lower.sum(axis=0),
         upper_sum=upper.sum(axis=0),
-        lower_max=lower.max(axis=0, initial=0.0),
-        upper_max=upper.max(axis=0, initial=0.0),
+        lower_max=(lower / weights).max(axis=0, initial=0.0),
+        upper_max=(upper / weights).max(axis=0, initial=0.0),
         width=(upper - lower).sum(axis=0),
         exact_width=(bare.upper - bare.lower).sum(axis=0),
         relative=np.where(high, ratio, 0.0).max(axis=0, initial=0.0),

@@ -12,6 +12,7 @@ from daskrr.engine.passes import ADDENDS, Run, superblocks
 from daskrr.engine.progress import Stage
 from daskrr.engine.scheduler import algebra, held
 from daskrr.kernels import Kernel
+from daskrr.kernels.weighted import Weighted
 from daskrr.numerics.algebra import check_resolution
 from daskrr.numerics.gram import Draw, GramPart, Kept, Totals
 from daskrr.numerics.reservoir import Reservoir
@@ -83,9 +84,19 @@ def whiten(run: Run, name: str, settings: Settings, chosen: Chosen) -> tuple[Nys
         check_resolution(whitened["kernel_error"], diagonal, settings.resolved, most, height, dtype)
     pivots = landmarks.indices[whitened["pivots"]]
     sketch = NystromSketch(
-        kernel, settings.ridges, settings.single, n, d, dtype, landmarks, name, place, rank, pivots,
-        whitened["kernel_error"],
-    )  # fmt: skip
+        kernel=kernel,
+        ridges=settings.ridges,
+        single=settings.single,
+        n_rows=n,
+        n_features=d - isinstance(kernel, Weighted),
+        dtype=dtype,
+        landmarks=landmarks,
+        run=name,
+        algebra=place,
+        rank=rank,
+        pivots=pivots,
+        kernel_error=whitened["kernel_error"],
+    )
     return sketch, whitened
 
 

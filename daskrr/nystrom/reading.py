@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from daskrr.engine.rows import pieces
 from daskrr.kernels import Kernel
+from daskrr.kernels.weighted import Weighted
 from daskrr.numerics.algebra import residual_error
 from daskrr.numerics.bounds import Certainty
 from daskrr.numerics.gram import Whitener
@@ -69,6 +70,8 @@ class Reading:
             leading=None if leading is None else Leading(_cast(leading[0], dtype), *leading[1:]),
             subset=Subset(tuple(_cast(one, dtype) for one in subset), self.landmark_rows) if subset else None,
             certainty=self.certainty,
+            repeats=kernel.repeats if isinstance(kernel, Weighted) else None,
+            residual_unit=kernel.scale if isinstance(kernel, Weighted) else 1.0,
         )  # fmt: skip
 
     def _readings(self, eigenvalues: NDArray[np.float64] | None, shifts: NDArray[np.float64]) -> NDArray | None:
@@ -102,4 +105,4 @@ def new_rows_task(
 
 def quantity(name: str, scored: ScoredRows, start: int) -> NDArray[np.float64]:
     """One of the quantities that are known of new rows, with a column for every ridge."""
-    return scored.facts.residual[:, None] if name == "residual" else getattr(scored, name)
+    return scored.residual[:, None] if name == "residual" else getattr(scored, name)

@@ -246,7 +246,7 @@ def _weigh_by_upper(run: Run, settings: Settings, scheme: Scheme, chosen: Chosen
 
 
 def _ends(scored: ScoredRows, start: int) -> NDArray[np.float64]:
-    return np.hstack([scored.lower, scored.upper])
+    return np.hstack([scored.whole("lower"), scored.whole("upper")])
 
 
 def _sum_of_ends(ends: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from daskrr.engine import feed
 from daskrr.engine.opaque import unseal
 from daskrr.engine.passes import Block, Executor, as_array, block_rows, executor, split, task
-from daskrr.engine.rows import Rows, open_rows, pieces
+from daskrr.engine.rows import ConstantRows, JoinedRows, Rows, open_rows, pieces
 from daskrr.engine.scheduler import Algebra, InProcess, held
 from daskrr.engine.storage import OutputStore
 from daskrr.errors import InvalidData, NotCertified
 from daskrr.kernels import Kernel, from_spec
-from daskrr.kernels.weighted import Weighted
+from daskrr.kernels.weighted import Weighted, unweighted
 from daskrr.numerics import blas
 from daskrr.numerics.algebra import kernel_error, residual_error, shift_of
 from daskrr.numerics.bounds import Certainty
@@ -310,6 +310,8 @@ class NystromSketch:
         rows = open_rows(X_new, missing_chunks=missing_chunks, name="X_new")
         if rows.shape[1] != self.n_features:
             raise InvalidData(f"X_new has {rows.shape[1]} features; the sketch was fitted to {self.n_features}.")
+        if isinstance(self.kernel, Weighted):
+            return JoinedRows(rows, ConstantRows(rows.n_rows, 1.0), self.kernel.scale)
         return rows
 
     def new_row_tasks(
@@ -328,7 +330,8 @@ class NystromSketch:
         arrays |= {"pivots": self.pivots} | {f"landmark_{name}": values for name, values in drawn.items()}
         certainty = self.certainty
         about = facts | {
-            "kernel": self.kernel.to_spec(),
+            "kernel": unweighted(self.kernel).to_spec(),
+            "weight_scale": self.kernel.scale if isinstance(self.kernel, Weighted) else None,
             "ridges": list(self.ridges),
             "single": self.single,
             "n_rows": self.n_rows,
@@ -343,9 +346,10 @@ class NystromSketch:
     def unpacked(cls, arrays: Arrays, about: dict[str, Any], allow_functions: Collection[str] = ()) -> "NystromSketch":
         """What :meth:`packed` was called on, with its factors in this process."""
         factors, probe = saving.unpacked(arrays, about)
-        known = about["certainty"]
+        known, scale = about["certainty"], about["weight_scale"]
+        kernel = from_spec(about["kernel"], allow_functions)
         return cls(
-            kernel=from_spec(about["kernel"], allow_functions),
+            kernel=kernel if scale is None else Weighted(kernel, scale),
             ridges=tuple(about["ridges"]),
             single=about["single"],
             n_rows=about["n_rows"],
@@ -445,13 +449,14 @@ class NystromSketch:
 
     def __repr__(self) -> str:
         return (
-            f"NystromSketch({self.kernel!r}, ridge={self.ridge_text}, {len(self.landmarks.indices)} landmarks of rank "
-            f"{self.rank}, fitted to {self.n_rows:,} rows × {self.n_features} features, {self.dtype} tiles)"
+            f"NystromSketch({unweighted(self.kernel)!r}, ridge={self.ridge_text}, {len(self.landmarks.indices)} "
+            f"landmarks of rank {self.rank}, fitted to {self.n_rows:,} rows × {self.n_features} features, "
+            f"{self.dtype} tiles)"
         )
 
     def _repr_html_(self) -> str:
         rows = {
-            "kernel": repr(self.kernel),
+            "kernel": repr(unweighted(self.kernel)),
             "ridge λ": self.ridge_text,
             "landmarks": f"{len(self.landmarks.indices):,} distinct, rank {self.rank:,}",
             "fitted to": f"{self.n_rows:,} rows × {self.n_features} features",

@@ -20,7 +20,7 @@ from daskrr.engine.rows import Rows, open_rows, readable
 from daskrr.engine.scheduler import Algebra, InProcess, held
 from daskrr.errors import InvalidData
 from daskrr.kernels import Gaussian, Kernel, as_kernel
-from daskrr.regression.training import is_lazy
+from daskrr.nystrom.row_weights import is_lazy
 
 log = logging.getLogger("daskrr")
 

@@ -22,8 +22,10 @@ from daskrr.engine.rows import Rows, readable
 from daskrr.engine.scheduler import held
 from daskrr.engine.storage import OutputStore
 from daskrr.errors import InvalidData, InvalidParameter
+from daskrr.kernels.weighted import unweighted
 from daskrr.numerics.algebra import check_resolution, shift_of
 from daskrr.numerics.regress import noise_variance
+from daskrr.nystrom.row_weights import is_lazy
 from daskrr.nystrom.sampling import Landmarks
 from daskrr.nystrom.sketch import NystromSketch
 from daskrr.regression.diagnostics import Diagnostics
@@ -39,7 +41,7 @@ from daskrr.regression.evaluation import (
 )
 from daskrr.regression.pictures import RegressionPictures
 from daskrr.regression.saving import write_model
-from daskrr.regression.training import FREQUENCY, PRECISION, Deviation, Trained, Training, is_lazy, take_sums
+from daskrr.regression.training import FREQUENCY, PRECISION, Deviation, Trained, Training, take_sums
 
 PREDICTIONS = "predictions"
 
@@ -174,7 +176,7 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
         sketch, weighed = trained.sketch, trained.data
         intercept = bool(self.fit_intercept) if known is None else known.intercept
         solved = trained.perform("regress", [ridge], intercept)
-        self.kernel_ = weighed.unweighted(sketch.kernel)
+        self.kernel_ = unweighted(sketch.kernel)
         self._facts = Facts(
             weight=solved["weight"],
             scale=weighed.scale,

@@ -18,6 +18,7 @@ from daskrr.engine.progress import Reporter
 from daskrr.engine.scheduler import held
 from daskrr.errors import CheckFailed, InvalidData, InvalidParameter, RidgeTooSmall, check_count
 from daskrr.kernels import Gaussian, Kernel, as_kernel
+from daskrr.kernels.weighted import unweighted
 from daskrr.numerics.bounds import kernel_noise
 from daskrr.numerics.regress import generalized_errors
 from daskrr.numerics.reservoir import Order
@@ -220,7 +221,7 @@ class NystromKernelRidgeCV(KernelRidgeModel):
 
     def _of_widths(self, job: Job, weighed: Weighed, run: Run) -> list[Job]:
         """The run of a Gaussian of median width, once for every default width."""
-        resolved: Any = weighed.unweighted(resolve_kernel(run, job.settings.kernel, job.scheme.seed))
+        resolved: Any = unweighted(resolve_kernel(run, job.settings.kernel, job.scheme.seed))
         kernels = [Gaussian(width * resolved.length_scale) for width in DEFAULT_WIDTHS]
         return [replace(job, settings=replace(job.settings, kernel=weighed.kernel(one))) for one in kernels]
 
@@ -240,7 +241,7 @@ class NystromKernelRidgeCV(KernelRidgeModel):
             job = replace(job, name=f"{job.name}-{number}")
             run = started(job, partial(_numbered, report, f"kernel {number} of {len(jobs)}, "))
             kernel = resolve_kernel(run, job.settings.kernel, job.scheme.seed)
-            kernels.append(weighed.unweighted(kernel))
+            kernels.append(unweighted(kernel))
             candidate = self._try(job, run, kernel, weighed, origin, ridges)
             log.info("kernel %d of %d: %r, mean squared error %.6g", number, len(jobs), kernels[-1], candidate.least)
             tried.append(candidate)
@@ -352,7 +353,7 @@ def left_out_errors(
     run, sketch, data = trained.run, trained.sketch, trained.data
     expected = trained.perform("diagonalise", ridges, intercept)["effective_dimensions"] + intercept
     payload = held(trained.algebra, "quick smoother", run.executor)
-    kernel = data.unweighted(sketch.kernel)
+    kernel = unweighted(sketch.kernel)
     repeat = data.scale if repeats else math.inf
     work = partial(left_out_task, kernel, sketch.dtype, ridges, data.weighted, repeat, sketch.pivots)
     rows, targets = data.rows.anew(f"left-out-{run.name}"), data.targets.anew(f"left-out-targets-{run.name}")

@@ -1,19 +1,16 @@
 """Rows with targets and weights, and pass 1 over them: all that a regression learns from."""
 
-import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import dask.array as da
 import numpy as np
-import zarr
 from numpy.typing import NDArray
 
 from daskrr.arguments import Job
-from daskrr.engine.passes import Block, Run, block_rows, executor, split, task
-from daskrr.engine.rows import ConstantRows, JoinedRows, Rows, open_rows, pieces, readable
+from daskrr.engine.passes import Block, Run, executor, task
+from daskrr.engine.rows import ConstantRows, JoinedRows, Rows, open_rows, pieces
 from daskrr.engine.scheduler import Algebra
 from daskrr.errors import InvalidData
 from daskrr.growth import grow_until_tight
@@ -23,8 +20,8 @@ from daskrr.numerics.algebra import check_resolution
 from daskrr.nystrom.audit import audit, audit_draws
 from daskrr.nystrom.pass1 import Chosen, FirstPass, Settings, first_pass, whiten
 from daskrr.nystrom.rounds import FIRST_ROUND_STREAM, choose_landmarks
-from daskrr.nystrom.sampling import check_weights
-from daskrr.nystrom.selection import fetch_rows, weigh
+from daskrr.nystrom.row_weights import open_weights, sum_weights
+from daskrr.nystrom.selection import fetch_rows
 from daskrr.nystrom.sketch import Folds, NystromSketch, TargetRows
 
 # As many targets tell where the others are.
@@ -55,7 +52,7 @@ class Training:
         targets = open_rows(y, ndim=None, missing_chunks=missing_chunks, name="y")
         if targets.n_rows != rows.n_rows:
             raise InvalidData(f"X has {rows.n_rows} rows and y has {targets.n_rows}: one target per row is needed.")
-        weights = None if sample_weight is None else _weight_rows(rows, sample_weight, missing_chunks)
+        weights = None if sample_weight is None else open_weights(rows, sample_weight, missing_chunks)
         return cls(rows, targets, weights)
 
     @property
@@ -84,7 +81,7 @@ class Training:
             return Weighed(self.rows, self.targets, False, 1.0, n_rows)
         if weights is None:
             weights = ConstantRows(n_rows, 1.0)
-        total, n_counted = _weight_sums(weights)
+        total, n_counted = sum_weights(weights)
         if scale is None:
             scale = n_rows / total
         return Weighed(JoinedRows(self.rows, weights, scale), self.targets, True, scale, n_counted)
@@ -121,27 +118,6 @@ class Weighed:
         """The kernel of such rows."""
         return Weighted(kernel) if self.weighted else kernel
 
-    def unweighted(self, kernel: Kernel) -> Kernel:
-        """The kernel of rows without weights."""
-        return kernel.part if isinstance(kernel, Weighted) else kernel
-
-
-def _weight_rows(rows: Rows, sample_weight: Any, missing_chunks: str) -> Rows:
-    sample_weight = readable(sample_weight, "sample_weight")
-    if not is_lazy(sample_weight):
-        sample_weight = np.asarray(sample_weight, np.float64)
-        if sample_weight.ndim == 0:
-            return ConstantRows(rows.n_rows, float(sample_weight))
-    weights = open_rows(sample_weight, ndim=1, missing_chunks=missing_chunks, name="sample_weight")
-    if weights.n_rows != rows.n_rows:
-        raise InvalidData(f"X has {rows.n_rows} rows and sample_weight has {weights.n_rows}: one per row is needed.")
-    return weights
-
-
-def is_lazy(array: Any) -> bool:
-    """Whether an array is not in memory and must not be brought there."""
-    return isinstance(array, (da.Array, zarr.Array, str, os.PathLike))
-
 
 def _middle_target(source: Any, *weights: Any) -> NDArray[np.float64]:
     """The median; what is not finite is left to pass 1, which names its row."""
@@ -151,25 +127,6 @@ def _middle_target(source: Any, *weights: Any) -> NDArray[np.float64]:
     for one in weights:
         kept &= np.concatenate([np.asarray(piece, np.float64) for piece in pieces(one)]) > 0
     return np.median(values[kept], axis=0) if kept.any() else np.zeros(values.shape[1])
-
-
-def _weight_sums(weights: Rows) -> tuple[float, int]:
-    """The sum of all weights, and how many are above zero."""
-    name = uuid.uuid4().hex
-    run = Run(name, weights, split(weights.n_rows, block_rows(1, weights)), executor(name), lambda event: None)
-    source = weights.anew(f"weights-{name}")
-    sources = ((b, source.source(b.start, b.stop)) for b in run.blocks)
-    weighed = weigh(run, (task("check-weights", name, b.index, _check_block, one, b.start) for b, one in sources))
-    if not weighed.total > 0:
-        raise InvalidData("every sample weight is zero: there is nothing to fit.")
-    counts = [run.executor.apply("count-weights", np.count_nonzero, one) for one in weighed.handles]
-    return weighed.total, int(sum(run.executor.values(counts)))
-
-
-def _check_block(source: Any, start: int) -> NDArray[np.float64]:
-    found = np.concatenate([np.asarray(piece, np.float64) for piece in pieces(source)])
-    check_weights(found, start, "sample weight")
-    return found
 
 
 @dataclass(frozen=True)
