@@ -4,9 +4,10 @@ import dask
 import mpmath
 import numpy as np
 import pytest
+from extended import kernel_extended
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from strategies import CASES, extended_matrix, problems
+from strategies import CASES, problems
 from threadpoolctl import threadpool_limits
 
 import daskrr
@@ -46,7 +47,8 @@ def extended_appended(X, new, kernel, ridges):
     """The same (m, L) in extended precision."""
     n, found = len(X), np.empty((len(new), len(ridges)))
     with mpmath.workdps(60):
-        K = extended_matrix(np.vstack([X, new]), kernel)
+        rows = np.vstack([X, new])
+        K = kernel_extended(rows, rows, kernel)
         for column, ridge in enumerate(ridges):
             mu = n * mpmath.mpf(float(ridge))
             inverse = mpmath.inverse(K[:n, :n] + mu * mpmath.eye(n))
