@@ -3,7 +3,7 @@
 import os
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -180,8 +180,7 @@ class Application:
         names = PLAIN if self.sketch.certainty is None else CERTIFIED
         return shapes_of(names, self.rows.n_rows, None if self.sketch.single else len(self.sketch.ridges))
 
-    @property
-    def parts(self) -> list[tuple[Any, ...]]:
+    def stage_parts(self, stage: Callable[..., Any]) -> list[Any]:
         """Nothing else is stored: whoever needs the sketch has it."""
         return []
 

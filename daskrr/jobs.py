@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -40,7 +41,7 @@ from daskrr.errors import (
 )
 from daskrr.fitting import versions
 from daskrr.identity import difference, fingerprint, has_grown, is_same, parameters_of
-from daskrr.jobstore import BASE, JobStore
+from daskrr.jobstore import BASE, JobStore, StagedGroup
 from daskrr.leverage import score_job
 from daskrr.receipts import Receipt, sum_counts
 
@@ -198,10 +199,7 @@ def unfinished(store: JobStore, wanted: dict[str, Any], kind: str) -> str | None
 
 
 class Publishable(Protocol):
-    """Scores that can be written block by block, and published when all are there.
-
-    ``parts`` are groups of small arrays that are published with them: name, kind, arrays and attributes of each.
-    """
+    """Scores that can be written block by block, and published when all are there."""
 
     @property
     def rows(self) -> Rows: ...
@@ -209,13 +207,14 @@ class Publishable(Protocol):
     def plan(self) -> Plan: ...
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]: ...
-    @property
-    def parts(self) -> list[tuple[Any, ...]]: ...
 
     def write(
         self, staged: Staged, report: Reporter, journal: Journal, since: int = 0
     ) -> tuple[dict[str, Any], list[Receipt]]:
         """Write what has no receipt yet; summary and receipts."""
+
+    def stage_parts(self, stage: Callable[..., StagedGroup]) -> list[StagedGroup]:
+        """Have ``stage`` write the groups of small arrays that are published with them."""
 
 
 @dataclass(frozen=True)
@@ -287,7 +286,7 @@ class Work:
             "checksums": packed([one.checksums for one in receipts if one.checksums is not None]),
             "counts": counts.sum(axis=0),
         }
-        groups = [store.stage_group(generation, *part) for part in result.parts]
+        groups = result.stage_parts(partial(store.stage_group, generation))
         store.publish(generation, staged, commit, self.lease.check, groups)
         return summary_of(store, commit)
 

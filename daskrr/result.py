@@ -24,7 +24,7 @@ from daskrr.engine.places import Staged
 from daskrr.engine.plan import Plan
 from daskrr.engine.progress import Reporter, interval, without_infinity
 from daskrr.engine.rows import JoinedRows, Rows, pieces
-from daskrr.engine.storage import OutputStore, column_of
+from daskrr.engine.storage import OutputStore, column_of, write_part
 from daskrr.errors import CheckFailed
 from daskrr.kernels.weighted import unweighted
 from daskrr.ledger import Ledger
@@ -368,8 +368,7 @@ class LeverageResult:
             began = time.perf_counter()
             receipts = self._all_blocks("store", self._writer(output.arrays, 0), report, self._weights)
             summary = self._concluded(receipts, began)
-            for part in self.parts:
-                output.write_part(*part)
+            self.stage_parts(partial(write_part, output.path))
             output.commit(summary)
         return summary | {"output": output.target}
 
@@ -378,10 +377,9 @@ class LeverageResult:
         """Of the arrays that are stored."""
         return shapes_of(self._names, self.rows.n_rows, None if self.sketch.single else len(self.sketch.ridges))
 
-    @property
-    def parts(self) -> list[tuple[Any, ...]]:
-        """Groups that are stored with the arrays: name, kind, arrays and attributes of each."""
-        return [("sketch", SKETCH, *self.sketch.packed())]
+    def stage_parts(self, stage: Callable[..., Any]) -> list[Any]:
+        """Have ``stage`` write the groups that are stored with the arrays: name, kind, arrays and attributes."""
+        return [self.sketch.pack_where_factors_go(self.executor, partial(stage, "sketch", SKETCH))]
 
     def write(
         self, staged: Staged, report: Reporter, journal: Journal, since: int = 0

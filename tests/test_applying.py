@@ -1,7 +1,6 @@
 """Sketches applied to stores of new rows: durably, to the bits of the sketch itself, or refused in words."""
 
 import json
-import signal
 import subprocess
 import sys
 
@@ -11,8 +10,9 @@ import pytest
 import zarr
 from click.testing import CliRunner
 from distributed import Client
+from processes import stop_when
 from strategies import as_zarr, counted
-from test_jobs import GENEROUS, Stop, stop_at, wait_for
+from test_jobs import Stop, stop_at
 
 import daskrr
 from daskrr import outputs
@@ -102,10 +102,12 @@ APPLY = "import sys, daskrr; daskrr.apply_sketch(*sys.argv[1:], block_rows=500, 
 @pytest.mark.slow
 def test_apply_sketch__goes_on_after_a_kill_to_the_same_bits(tmp_path):
     scores, new, output = scored(tmp_path / "scores.zarr"), stored(tmp_path / "new.zarr", 60_000, 500), tmp_path / "out"
-    process = subprocess.Popen([sys.executable, "-c", APPLY, str(scores), str(new), str(output)])
-    wait_for(lambda: len(list(output.glob(".daskrr/records/*/receipts/*.record"))) > 3, process)
-    process.kill()
-    assert process.wait(GENEROUS) == -signal.SIGKILL
+    command = [sys.executable, "-c", APPLY, str(scores), str(new), str(output)]
+
+    def is_amid() -> bool:
+        return 3 < len(list(output.glob(".daskrr/records/*/receipts/*.record"))) < 120
+
+    stop_when(is_amid, lambda: subprocess.Popen(command), output)
     (job,) = outputs.status(output)["unfinished"]
     assert 0 < job["scored"] < job["blocks"] == 120
     applied(scores, new, output, block_rows=500)

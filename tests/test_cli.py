@@ -952,12 +952,12 @@ class TestClusters:
 
 
 def test_score__says_that_landmarks_were_cut_and_that_a_ridge_is_too_small(points, tmp_path):
-    model = ["--kernel", "gaussian", "--length-scale", "0.05", "--ridge", "1e-13", "--landmarks", "700"]
+    model = ["--kernel", "gaussian", "--length-scale", "0.05", "--ridge", "1e-12", "--landmarks", "700"]
     found = execute("score", points, tmp_path / "out.zarr", *model, "--workers", "1", "--quiet")
     assert found.returncode == 0, found.stderr
-    for line in ("n_landmarks=700 was cut to the 600 rows there are", "the ridge 1e-13 is so small that"):
+    for line in ("n_landmarks=700 was cut to the 600 rows there are", "the ridge 1e-12 is so small that"):
         assert f"Note: {line}" in found.stdout
         assert line in found.stderr
     report = tmp_path / "report.html"
     assert invoke("report", tmp_path / "out.zarr", "-o", report).exit_code == 0
-    assert "the ridge 1e-13 is so small that" in report.read_text()
+    assert "the ridge 1e-12 is so small that" in report.read_text()

@@ -699,7 +699,7 @@ def test_store__notes_a_ridge_at_which_most_estimates_are_1(X, kernel, ridges, t
 
 def test_ridge_notes__name_a_ridge_that_is_large_enough(tmp_path):
     X = rows_of_rank(200, 8)
-    notes = daskrr.leverage_scores(X, Linear() + Gaussian(0.1), 1e-11, 150, progress=False).store(tmp_path / "a")[
+    notes = daskrr.leverage_scores(X, Linear() + Gaussian(0.1), 1e-10, 150, progress=False).store(tmp_path / "a")[
         "notes"
     ]
     named = float(re.search(r"larger ridge: at ([^,]+), the mean", notes[0])[1])

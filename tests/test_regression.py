@@ -20,7 +20,7 @@ from daskrr.errors import InvalidData, OutputExists, RidgeTooSmall, SourceUnreac
 from daskrr.kernels import Gaussian, Laplacian, Linear, Matern, Polynomial
 from daskrr.kernels.weighted import Weighted
 from daskrr.numerics.regress import Sums, solve
-from daskrr.regression.ridge import load
+from daskrr.regression.loading import load
 
 KERNEL, RIDGE = Matern(1.5, 1.5), 1e-3
 

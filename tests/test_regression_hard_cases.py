@@ -58,7 +58,8 @@ def test_offset__of_the_targets_changes_the_intercept_alone(offset):
     mean, std = plain.predict(X, return_std=True)
     np.testing.assert_allclose(moved.predict(X) - offset, mean, atol=1e-5)
     np.testing.assert_allclose(moved.predict(X, return_std=True)[1], std, rtol=1e-5)
-    for scoring in ("loo", "gcv", "kfold"):
+    # Which rows are landmarks, and left out of the error that is judged by, depends on the offset.
+    for scoring, judged in (("loo", "errors_all_rows"), ("gcv", "errors"), ("kfold", "errors")):
         errors = [
             selected(X, one, scoring=scoring, fit_intercept=True).cv_results_["errors"] for one in (y, y + offset)
         ]
@@ -189,12 +190,13 @@ def test_offset__of_the_rows_changes_nothing_of_a_line(offset, tolerance, weight
         # The part that no landmark explains is less than nothing but for round-off, and never forgotten.
         std, least = model.predict(X, return_std=True)[1], plain.predict(near, return_std=True)[1]
         assert (std >= least * (1 - tolerance)).all()
-    for scoring in ("loo", "gcv", "kfold"):
+    # Which rows are landmarks, and left out of the error that is judged by, depends on the offset.
+    for scoring, judged in (("loo", "errors_all_rows"), ("gcv", "errors"), ("kfold", "errors")):
         errors = [
             selected(rows, y, w, [Linear()], [0.03, 0.1, 1.0], n_landmarks=20, scoring=scoring, fit_intercept=True)
             for rows in (X, near)
         ]
-        np.testing.assert_allclose(*(one.cv_results_["errors"] for one in errors), rtol=tolerance)
+        np.testing.assert_allclose(*(one.cv_results_[judged] for one in errors), rtol=tolerance)
 
 
 def test_solve__judges_a_centred_sum_by_what_was_summed():

@@ -70,10 +70,6 @@ class OutputStore:
         """Write small arrays of any shape, each as one chunk."""
         write_group(zarr_store(self.path), "", arrays)
 
-    def write_part(self, name: str, kind: str, arrays: Mapping[str, NDArray], attributes: dict[str, Any]) -> None:
-        """Write small arrays as a group of its own within this one, with attributes."""
-        write_group(zarr_store(self.path), name, arrays).attrs[RESULT_KEY] = stamped(kind, attributes)
-
     def commit(self, attributes: dict[str, Any]) -> None:
         """Write the attributes, then put the result in its place, unless something else has come there meanwhile."""
         if self.local:
@@ -88,6 +84,11 @@ class OutputStore:
 def stamped(kind: str, attributes: Mapping[str, Any]) -> Any:
     """Attributes of what is finished, by which it is known again."""
     return {"format": FORMAT, "kind": kind} | dict(attributes)
+
+
+def write_part(path: str, name: str, kind: str, arrays: Mapping[str, NDArray], attributes: Mapping[str, Any]) -> None:
+    """Write small arrays as a group of its own within the one at ``path``, with attributes."""
+    write_group(zarr_store(path), name, arrays).attrs[RESULT_KEY] = stamped(kind, attributes)
 
 
 def write_group(store: Any, path: str, arrays: Mapping[str, NDArray]) -> zarr.Group:

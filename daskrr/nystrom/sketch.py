@@ -112,7 +112,19 @@ def gram_task(
     return part
 
 
-def _and_then(then: Callable[[GramPart], Any], work: Callable[..., GramPart], *arguments: Any) -> Any:
+def _pack(
+    arrays: Arrays, about: dict[str, Any], payload: dict[str, Any], probe: dict[str, Any] | None
+) -> tuple[Arrays, dict[str, Any]]:
+    """What a sketch is stored as: its own arrays and attributes, and those of its factors and probe."""
+    more, facts = saving.packed(payload, probe)
+    return more | arrays, saving.sealed(more | arrays, facts | about)
+
+
+def _call_with(then: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    return then(*arguments)
+
+
+def _and_then(then: Callable[[Any], Any], work: Callable[..., Any], *arguments: Any) -> Any:
     return then(work(*arguments))
 
 
@@ -325,11 +337,21 @@ class NystromSketch:
     def packed(self) -> tuple[Arrays, dict[str, Any]]:
         """Arrays and attributes of which :meth:`unpacked` makes a sketch again that gives new rows the same bits."""
         probe = self.probe.result() if isinstance(self.probe, distributed.Future) else self.probe
-        arrays, facts = saving.packed(self.algebra.fetch("new rows"), probe)
+        return self._packer(self.algebra.fetch("new rows"), probe)
+
+    def pack_where_factors_go(self, where: Executor, then: Callable[[Arrays, dict[str, Any]], Any]) -> Any:
+        """What ``then`` makes of the same, called by a worker, so that no factor comes to this process."""
+        name = uuid.uuid4().hex
+        given = self.algebra.payload("new rows"), self.probe
+        one = task("store-sketch", name, 0, partial(_and_then, partial(_call_with, then), self._packer), *given)
+        return where.value(next(where.window([one], [Block(0, 0, self.n_rows)]))[1])
+
+    @property
+    def _packer(self) -> Callable[[dict[str, Any], dict[str, Any] | None], tuple[Arrays, dict[str, Any]]]:
         drawn = {name: values for name, values in vars(self.landmarks).items() if values is not None}
-        arrays |= {"pivots": self.pivots} | {f"landmark_{name}": values for name, values in drawn.items()}
+        arrays = {"pivots": self.pivots} | {f"landmark_{name}": values for name, values in drawn.items()}
         certainty = self.certainty
-        about = facts | {
+        about = {
             "kernel": unweighted(self.kernel).to_spec(),
             "weight_scale": self.kernel.scale if isinstance(self.kernel, Weighted) else None,
             "ridges": list(self.ridges),
@@ -340,7 +362,7 @@ class NystromSketch:
             "gram_error": self.gram_error,
             "certainty": certainty and vars(certainty) | {"score_errors": certainty.score_errors.tolist()},
         }
-        return arrays, saving.sealed(arrays, about)
+        return partial(_pack, arrays, about)
 
     @classmethod
     def unpacked(cls, arrays: Arrays, about: dict[str, Any], allow_functions: Collection[str] = ()) -> "NystromSketch":

@@ -41,7 +41,7 @@ from daskrr.engine import passes
 from daskrr.errors import InvalidData
 
 NAMES = ("estimate", "lower", "residual", "scores", "upper")
-PUBLISHED = [".daskrr", *NAMES, "zarr.json"]
+PUBLISHED = sorted([".daskrr", *NAMES, "sketch", "zarr.json"])
 
 
 @contextmanager

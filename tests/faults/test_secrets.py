@@ -287,7 +287,10 @@ def test_records__do_not_lead_out_of_their_store(name, tmp_path):
     (output / "link").symlink_to(victim)
     Records(output / ".daskrr" / "records").write(
         "000001-hostile/publish",
-        {"commit": commit | {"digests": {name: np.zeros(1, np.uint32)}}, "metadata": {f"{name}/precious": "yours"}},
+        {
+            "commit": commit | {"digests": {name: np.zeros(1, np.uint32)}, "groups": []},
+            "metadata": {f"{name}/precious": "yours"},
+        },
     )
     with pytest.raises(InvalidData, match=r"leads out of .*out\.zarr"):
         score(source, output, overwrite=True)
