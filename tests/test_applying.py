@@ -107,7 +107,7 @@ def test_apply_sketch__goes_on_after_a_kill_to_the_same_bits(tmp_path):
     def is_amid() -> bool:
         return 3 < len(list(output.glob(".daskrr/records/*/receipts/*.record"))) < 120
 
-    stop_when(is_amid, lambda: subprocess.Popen(command), output)
+    stop_when(is_amid, lambda: subprocess.Popen(command, stderr=subprocess.PIPE, text=True), output)
     (job,) = outputs.status(output)["unfinished"]
     assert 0 < job["scored"] < job["blocks"] == 120
     applied(scores, new, output, block_rows=500)
