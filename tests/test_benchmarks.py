@@ -143,6 +143,7 @@ def test_peers(quick_report):
     assert_allclose(zarr["errors"]["scores"]["mean_log_error"], numpy["errors"]["scores"]["mean_log_error"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_certificate(quick_report):
     report, text = quick_report("certificate")
     _check_head(report, "certificate")

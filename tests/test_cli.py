@@ -951,6 +951,7 @@ class TestClusters:
 # --- Notes ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_score__says_that_landmarks_were_cut_and_that_a_ridge_is_too_small(points, tmp_path):
     model = ["--kernel", "gaussian", "--length-scale", "0.05", "--ridge", "1e-12", "--landmarks", "700"]
     found = execute("score", points, tmp_path / "out.zarr", *model, "--workers", "1", "--quiet")

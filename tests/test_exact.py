@@ -331,7 +331,7 @@ def test_deviation_matrix__is_that_of_theorem_1(kernel):
     assert largest == pytest.approx(np.linalg.eigvalsh(expected)[-1], abs=1e-7)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10**6), st.sampled_from([Gaussian(1.5), Linear(), Laplacian(2.0)]), st.booleans())
 def test_deviation__bounds_the_bias_as_theorem_1_says(seed, kernel, uniform):
     X, generator = rows(seed), np.random.default_rng(seed)

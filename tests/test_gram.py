@@ -38,7 +38,7 @@ def test_gram_sum__adds_float32_rows_in_float64():
     np.testing.assert_allclose(np.tril(summed(B, [512]).matrix()), np.tril(wide.T @ wide), rtol=1e-13, atol=1e-10)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 60_000), st.lists(st.integers(1, 4096), min_size=1, max_size=5), st.sampled_from([1, 3]))
 def test_gram_sum__ends_its_chains(n_rows, heights, rank):
     n_rows = min(n_rows, 500 * max(heights))

@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_limits
 
 import daskrr
 from daskrr import exact
-from daskrr.errors import CheckFailed, NotCertified, RidgeTooSmall
+from daskrr.errors import CheckFailed, InvalidData, NotCertified, RidgeTooSmall
 from daskrr.kernels import Gaussian, Linear, Matern, Polynomial
 
 
@@ -94,7 +94,7 @@ def test_interval__contains_the_exact_scores_of_new_rows(tiles):
         subset_bound=st.booleans(),
         seed=st.integers(0, 10**6),
     )
-    @settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=40, suppress_health_check=list(HealthCheck))
     def holds(problem, exponents, share, sampling, failure_probability, subset_bound, seed):
         X, kernel = problem.X.astype(np.float64), problem.kernel
         new = hard_rows(X, np.random.default_rng(seed))
@@ -109,7 +109,7 @@ def test_interval__contains_the_exact_scores_of_new_rows(tiles):
             evaluated(sketch, new, "upper")
         except RidgeTooSmall:
             return
-        except CheckFailed as error:
+        except (CheckFailed, InvalidData) as error:
             assert tiles == "float32"
             assert "use dtype='float64'" in str(error)  # noqa: PT017
             return

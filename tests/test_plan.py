@@ -188,7 +188,7 @@ def wide(d):
 SLOW = pytest.mark.slow
 SHAPES = [
     (8, 12_000, 200),
-    (2000, 3000, 200),
+    pytest.param(2000, 3000, 200, marks=SLOW),
     pytest.param(20_000, 1500, 200, marks=SLOW),
     pytest.param(50_000, 800, 150, marks=SLOW),
 ]

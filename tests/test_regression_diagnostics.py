@@ -161,7 +161,7 @@ def repeated(seed, t=None):
     return X, y, m, np.repeat(np.arange(40), m)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12)
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([None, 2]))
 def test_weights__of_whole_numbers_are_repeats_in_all_that_is_said(seed, intercept, t):
     X, y, m, rows = repeated(seed, t)

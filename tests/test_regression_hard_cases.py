@@ -142,7 +142,7 @@ def exactly_fitted(X, y, w, kernel, ridge):
 OFFSET_CASES = ((Linear(), 7.0), (Polynomial(2), 3.0), (Gaussian(1.5), 7.0))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 10**6), st.sampled_from(OFFSET_CASES), st.booleans())
 def test_offset__of_the_rows_leaves_an_intercept_that_is_exact_or_refused(seed, case, weighted):
     (kernel, farthest), n, generator = case, 25, np.random.default_rng(seed)

@@ -67,6 +67,7 @@ class Stop(BaseException):
     """The process ends here."""
 
 
+@pytest.mark.slow
 def test_jobs__on_s3_go_on_from_durable_writes_to_the_same_bits(prefix: str, monkeypatch) -> None:
     monkeypatch.setattr(passes, "SUPERBLOCK_ROWS", 500)
     points(prefix)

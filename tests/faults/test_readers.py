@@ -52,6 +52,7 @@ def published_files(output: Path) -> list[Path]:
     return [*sorted(found), output / ".daskrr/records/commit.record"]
 
 
+@pytest.mark.slow
 def test_verify__finds_every_damage_of_every_published_file(tmp_path: Path) -> None:
     points, output = make_points(tmp_path / "points.zarr", n_rows=150, chunk_rows=50), tmp_path / "out.zarr"
     score_here(points, output, block_rows=50)
