@@ -7,6 +7,7 @@ checks hold, the arrays are moved into the group, their metadata last, and a com
 
 import os
 import time
+import uuid
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -46,9 +47,13 @@ EXCHANGE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class StagedGroup:
-    """Small arrays of an unfinished job with attributes: checksums of their files, and the group's own metadata."""
+    """Small arrays of an unfinished job with attributes: checksums of their files, and the group's own metadata.
+
+    It waits in a ``folder`` of its own: a worker that a killed job has left at work writes to another one.
+    """
 
     name: str
+    folder: str
     digests: dict[str, int]
     metadata: str
 
@@ -131,7 +136,8 @@ class JobStore:
         StoreFailed
             The store is full, or refused several times.
         """
-        path, store = _staged(generation, name), self.place.store
+        folder, store = f"{name}-{uuid.uuid4().hex}", self.place.store
+        path = _staged(generation, folder)
         what = f"write {name} of {self}"
 
         def write() -> None:
@@ -146,7 +152,7 @@ class JobStore:
             raise failure from None
         found = {key.removeprefix(f"{path}/"): read_key(store, key) or b"" for key in listing(store, path) or {}}
         digests = {f"{name}/{key}": zlib.crc32(content) for key, content in found.items()}
-        return StagedGroup(name, digests, found[METADATA].decode())
+        return StagedGroup(name=name, folder=folder, digests=digests, metadata=found[METADATA].decode())
 
     def publish(
         self,
@@ -168,7 +174,7 @@ class JobStore:
         files = {key: zlib.crc32(text.encode()) for key, text in metadata.items()}
         for one in groups:
             files |= one.digests
-        commit = {**commit, "groups": [one.name for one in groups], "files": files}
+        commit = {**commit, "groups": {one.name: one.folder for one in groups}, "files": files}
         self.records.write(f"{generation}/publish", {"commit": commit, "metadata": metadata})
         self.finish_publishing(generation, still_ours)
 
@@ -185,8 +191,8 @@ class JobStore:
         names = set(self.place.below("")) - {STATE, METADATA}
         steps: list[Callable[[], Any]] = [partial(self.place.delete, METADATA)]
         steps += [partial(self.place.delete, f"{name}/{METADATA}") for name in sorted(names)]
-        parts = [*commit["digests"], *commit["groups"]]
-        steps += [partial(self.place.move, _staged(generation, name), name) for name in parts]
+        parts = {name: name for name in commit["digests"]} | commit["groups"]
+        steps += [partial(self.place.move, _staged(generation, folder), name) for name, folder in parts.items()]
         steps += [partial(self.place.delete, name) for name in names - set(parts)]
         steps += [partial(self.place.write, key, text.encode()) for key, text in metadata.items()]
         steps.append(partial(self.records.write, COMMIT, commit))

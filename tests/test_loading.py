@@ -12,6 +12,7 @@ from strategies import as_zarr, counted
 import daskrr
 from daskrr import outputs
 from daskrr.errors import InvalidData, InvalidParameter, NotCertified, OutputExists
+from daskrr.jobstore import JobStore
 from daskrr.kernels import Gaussian, Linear
 
 PLAIN = ("scores", "estimate", "residual", "leverage_function")
@@ -196,3 +197,11 @@ def test_save__replaces_a_sketch_only_if_asked_and_nothing_else_ever(tmp_path):
     with pytest.raises(OutputExists, match="holds scores, not a sketch"):
         sketch.save(tmp_path / "scores.zarr", overwrite=True)
     assert not [path for path in Path(tmp_path).iterdir() if "partial" in path.name]
+
+
+def test_stage_group__of_a_worker_that_was_left_at_work_touches_no_other(tmp_path):
+    store = JobStore(tmp_path / "out.zarr")
+    given = "000001-job", "sketch", "a sketch", {"landmarks": np.ones(3)}, {"n_rows": 7}
+    ours, theirs = store.stage_group(*given), store.stage_group(*given)
+    assert ours.folder != theirs.folder
+    assert ours.digests == theirs.digests

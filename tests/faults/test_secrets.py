@@ -288,7 +288,7 @@ def test_records__do_not_lead_out_of_their_store(name, tmp_path):
     Records(output / ".daskrr" / "records").write(
         "000001-hostile/publish",
         {
-            "commit": commit | {"digests": {name: np.zeros(1, np.uint32)}, "groups": []},
+            "commit": commit | {"digests": {name: np.zeros(1, np.uint32)}, "groups": {}},
             "metadata": {f"{name}/precious": "yours"},
         },
     )
