@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from daskrr.engine.feed import reporter
 from daskrr.engine.passes import Run, executor, split, task
 from daskrr.engine.progress import Reporter
-from daskrr.engine.rows import Rows, has_no_path, open_rows, pieces
+from daskrr.engine.rows import JoinedRows, Rows, has_no_path, open_rows, pieces
 from daskrr.engine.storage import RESULT_KEY, OutputStore, stored_column
 from daskrr.errors import InvalidData, InvalidParameter, check_count
 from daskrr.jobstore import open_published
@@ -125,7 +125,8 @@ def sample_rows(
 
 def _of_result(result: LeverageResult, ridge: float | None, report: Reporter) -> tuple[Run, Weighing, str]:
     by = _sampling_by(result.certified)
-    run = Run(uuid.uuid4().hex, result.rows, result.blocks, result.executor, report)
+    rows = result.rows.rows if isinstance(result.rows, JoinedRows) else result.rows
+    run = Run(uuid.uuid4().hex, rows, result.blocks, result.executor, report)
     tasks = result.score_tasks(f"weigh-{run.name}", partial(_weights, by, result.column(ridge)))
     return run, weigh(run, tasks), by
 
@@ -182,10 +183,15 @@ def _scored_rows(attributes: Any, X: Any) -> Rows:
     Raises
     ------
     InvalidData
-        X is needed and not given, or has another shape.
+        X is needed and not given, or has another shape; or the rows had weights.
     """
     parameters, n_rows, n_features = (attributes[name] for name in ("parameters", "n_rows", "n_features"))
     origin = parameters["input"]
+    if parameters.get("sample_weight") is not None:
+        raise InvalidData(
+            "the scores are those of weighted rows, each of one repeat, and the store does not hold the weights. "
+            "Sample from the result of leverage_scores."
+        )
     if X is None and has_no_path(origin):
         raise InvalidData(
             f"the scores were made from an array in memory ({origin}), which the store does not hold. Give the rows "

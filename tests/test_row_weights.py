@@ -139,6 +139,8 @@ def test_score_to_zarr__keeps_weights_with_the_job_and_its_sketch(tmp_path):
         daskrr.score_to_zarr(X, tmp_path / "out.zarr", Gaussian(1.0), 1e-2, sample_weight=weights + 1, **options)
     with pytest.raises(InvalidData, match="scores of weighted rows"):
         daskrr.update_scores(X, tmp_path / "out.zarr")
+    with pytest.raises(InvalidData, match="does not hold the weights"):
+        daskrr.sample_rows(tmp_path / "out.zarr", size=5, X=X)
     new = rows(5, 2, 9)
     assert (daskrr.load(tmp_path / "out.zarr").upper(new).compute() == lazy.sketch.upper(new).compute()).all()
 
@@ -163,3 +165,4 @@ def test_sample_rows__of_weighted_rows_draws_by_their_whole_weight():
     found = daskrr.leverage_scores(X, Gaussian(1.0), 1e-2, 1, sample_weight=[1.0, 99.0], certify=True, random_state=0)
     sample = daskrr.sample_rows(found, size=400, random_state=0)
     assert np.count_nonzero(sample.indices == 1) > 380
+    assert (sample.points == X[sample.indices]).all()
