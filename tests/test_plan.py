@@ -239,6 +239,7 @@ def test_worker_bytes__of_wide_rows_hold_for_durable_jobs_and_stored_dtypes(dtyp
 
 
 @SLOW
+@pytest.mark.filterwarnings("ignore:Sending large graph:UserWarning")
 def test_worker_bytes__of_wide_rows_hold_for_an_array_that_travels():
     X = np.random.default_rng(0).standard_normal((2000, 20_000))
     check_worker(X, wide(20_000), 50, sampling="diagonal")
