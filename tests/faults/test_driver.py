@@ -202,7 +202,7 @@ def exits(number: int, points: Path, output: Path) -> bool:
 @pytest.mark.usefixtures("small_superblocks")
 @pytest.mark.parametrize("step", [97, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 def test_exit__before_and_after_every_change_on_the_disk_can_be_gone_on_from(step: int, tmp_path: Path) -> None:
-    points = make_points(tmp_path / "points.zarr", n_rows=150, chunk_rows=50)
+    points = make_points(tmp_path / "points.zarr", n_rows=100, chunk_rows=50)
     expected = reference(points, tmp_path, block_rows=50)
     number = early = 0
     while exits(number, points, output := tmp_path / f"{number}.zarr"):
