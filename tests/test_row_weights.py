@@ -120,6 +120,10 @@ def test_leverage_scores__refuse_weights_that_are_none(weights, message):
         daskrr.leverage_scores(rows(60, 2, 0), Gaussian(1.0), 1e-2, 10, sample_weight=weights)
 
 
+def test_plan__does_not_count_a_weight_as_a_feature():
+    assert daskrr.plan(rows(60, 2, 0), Gaussian(1.0), 1e-2, 20, sample_weight=np.ones(60)).n_features == 2
+
+
 def test_score_to_zarr__keeps_weights_with_the_job_and_its_sketch(tmp_path):
     X, weights = rows(60, 2, 0), np.random.default_rng(1).integers(1, 5, 60)
     options = {"n_landmarks": 20, "random_state": 0, "certify": True}

@@ -8,7 +8,7 @@ import numpy as np
 from dask.utils import format_bytes, format_time
 
 from daskrr.engine.passes import ADDENDS, ClusterExecutor, Executor, block_rows, window_size
-from daskrr.engine.rows import Rows, ZarrRows
+from daskrr.engine.rows import JoinedRows, Rows, ZarrRows
 from daskrr.errors import DoesNotFit
 from daskrr.numerics.blas import one_thread
 from daskrr.numerics.gram import chain_rows
@@ -201,7 +201,7 @@ def make_plan(rows: Rows, dtype: np.dtype, work: Work, wanted_rows: int | None, 
     return Plan(
         origin=rows.origin,
         n_rows=n,
-        n_features=d,
+        n_features=d - isinstance(rows, JoinedRows),
         n_landmarks=work.n_landmarks,
         dtype=str(dtype),
         block_rows=height,
