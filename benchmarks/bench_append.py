@@ -18,7 +18,7 @@ import zarr
 
 import daskrr
 from benchmarks import harness
-from daskrr.jobstore import JobStore
+from daskrr.storage.output import Output
 
 RIDGE, LENGTH_SCALE, SEED = 1e-3, 8.0, 0
 SIZE = {"n_rows": 200_000, "added": 10_000, "n_features": 32, "n_landmarks": 1024, "turns": 3}
@@ -66,8 +66,8 @@ def main() -> int:
             store, size["n_rows"], size["n_features"], harness.chunk_rows(size["n_features"]), SEED
         )  # fmt: skip
         score(store, first, p)
-        known = JobStore(first)
-        landmarks = known.journal(known.committed["generation"]).read_one("base")["indices"]
+        known = Output(first)
+        landmarks = known.committed["base"]["indices"]
         append(store, size["added"])
         for turn in range(size["turns"]):
             updated, given, anew = (folder / f"{name}-{turn}.zarr" for name in ("updated", "given", "anew"))

@@ -125,8 +125,8 @@ def measure_widths(sizes: Sizes, cloud: str, n_features: int) -> list[dict[str, 
 def _ratio_quantiles(X: Rows, kernel: Kernel, ridge: float, p: int, seed: int) -> NDArray[np.float64]:
     """Median and 95 % quantile of upper/lower over the rows."""
     result = daskrr.leverage_scores(
-        X, kernel, ridge, p, sampling="residual", rounds=3, certify=True, failure_probability=FAILURE_PROBABILITY,
-        audit_rows=AUDIT_ROWS, random_state=seed, progress=False,
+        X, kernel, ridge, p, sampling=daskrr.Residual(rounds=3),
+        certify=daskrr.Certify(FAILURE_PROBABILITY, audit_rows=AUDIT_ROWS), random_state=seed, progress=False,
     )  # fmt: skip
     lower, upper = dask.compute(result.lower, result.upper)
     return np.quantile(upper / np.maximum(lower, np.finfo(float).tiny), [0.5, 0.95])

@@ -26,7 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "certified": {"ridge": RIDGE, "certify": True},
     "10 ridges": {"ridge": PATH},
     "10 ridges, certified": {"ridge": PATH, "certify": True},
-    "certified, with the subset bound": {"ridge": RIDGE, "certify": True, "subset_bound": True},
+    "certified, with the subset bound": {"ridge": RIDGE, "certify": daskrr.Certify(subset_bound=True)},
 }
 REQUIRED = {"certified": 1.25, "10 ridges": 1.5}
 

@@ -1,8 +1,8 @@
 """How much work is done again by a job that is killed k times, and how much may it be at most?
 
 A job runs in a process group of its own, which is killed at random moments and started again until it is done. Work is
-counted by the chunks of the input that are read. A kill may cost what was in flight and, in pass 1, the blocks of the
-superblocks that were not recorded yet; while the rows of the landmarks are gathered, all that was read for that.
+counted by the chunks of the input that are read. A kill may cost the tasks that were in flight, each of which has the
+blocks of one span; while the rows of the landmarks are gathered, all that was read for that.
 """
 
 import math
@@ -21,13 +21,11 @@ from zarr.storage import LocalStore
 
 import daskrr
 from benchmarks import harness
-from daskrr.engine.passes import SUPERBLOCK_ROWS
+from daskrr.runtime.tree import cut
 
 RIDGE, LENGTH_SCALE, SEED = 1e-3, 8.0, 0
 SIZE = {"n_rows": 400_000, "n_features": 32, "n_landmarks": 512, "chunk_rows": 8192, "kills": [1, 2, 4, 8]}
 QUICK = {"n_rows": 40_000, "n_features": 8, "n_landmarks": 64, "chunk_rows": 4096, "kills": [1]}
-# Two tasks for each thread, and as many results as there are threads that wait to be looked at.
-IN_FLIGHT = max(4, 2 * harness.WORKERS) + harness.WORKERS
 
 
 class CountingStore(LocalStore):
@@ -68,7 +66,7 @@ def reads(points: Path) -> int:
 def finished(output: Path) -> list[str]:
     """Records of what a job has finished, while others come and go."""
     found = (os.path.join(folder, name) for folder, _, names in os.walk(output / ".daskrr/records") for name in names)
-    return [path for path in found if path.endswith(".record") and "/parts/" not in path]
+    return [path for path in found if path.endswith(".record")]
 
 
 def run(points: Path, output: Path, size: dict[str, Any], moments: list[int]) -> dict[str, Any]:
@@ -93,7 +91,9 @@ def main() -> int:
     options = harness.arguments("restart", __doc__)
     size = QUICK if options.quick else SIZE
     content = harness.report("restart", SEED, options.quick, {"ridge": RIDGE, **size})
-    chunks, unrecorded = -(-size["n_rows"] // size["chunk_rows"]), 2 * -(-SUPERBLOCK_ROWS // size["chunk_rows"])
+    chunks = -(-size["n_rows"] // size["chunk_rows"])
+    # One task is under way on each worker; a block has the rows of a chunk.
+    in_flight = harness.WORKERS * cut(size["n_rows"], size["chunk_rows"], harness.WORKERS, chunks)[0].n_blocks
     found = []
     with tempfile.TemporaryDirectory() as temporary, harness.others_load() as load:
         folder = Path(temporary)
@@ -107,7 +107,7 @@ def main() -> int:
             one = run(points, folder / f"{kills}.zarr", size, moments)
             again = one["reads"] - undisturbed["reads"]
             same = daskrr.open_scores(folder / f"{kills}.zarr")["scores"][:].tobytes() == expected
-            bound = one["kills"] * (IN_FLIGHT + unrecorded) + one["while_gathering"] * chunks
+            bound = one["kills"] * in_flight + one["while_gathering"] * chunks
             found.append(one | {"again": again, "bound": bound, "same_bits": same, "within": again <= bound})
     harness.print_table(
         f"{size['n_rows']:,} rows, {undisturbed['reads']} chunks read by an undisturbed job",

@@ -130,10 +130,10 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "uniform": {"sampling": "uniform"},
     "diagonal": {"sampling": "diagonal"},
     "leverage": {"sampling": "leverage"},
-    "residual, 1 round": {"sampling": "residual", "rounds": 1},
-    DEFAULT: {"sampling": "residual", "rounds": 2},
-    "residual, 3 rounds": {"sampling": "residual", "rounds": 3},
-    "residual, 5 rounds": {"sampling": "residual", "rounds": 5},
+    "residual, 1 round": {"sampling": daskrr.Residual(rounds=1)},
+    DEFAULT: {"sampling": daskrr.Residual(rounds=2)},
+    "residual, 3 rounds": {"sampling": daskrr.Residual(rounds=3)},
+    "residual, 5 rounds": {"sampling": daskrr.Residual(rounds=5)},
     CANDIDATE: {},
 }
 
@@ -196,8 +196,8 @@ def run_certified(data: Data, p: int | None, options: dict[str, Any]) -> dict[st
 
 def _certify(data: Data, p: int | None, options: dict[str, Any]) -> tuple[Any, ...]:
     result = daskrr.leverage_scores(
-        data.X, data.kernel, data.problem.ridge, p, certify=True, audit_rows=AUDIT_ROWS,
-        failure_probability=FAILURE_PROBABILITY, progress=False, **options,
+        data.X, data.kernel, data.problem.ridge, p,
+        certify=daskrr.Certify(FAILURE_PROBABILITY, audit_rows=AUDIT_ROWS), progress=False, **options,
     )  # fmt: skip
     return result, *dask.compute(result.lower, result.upper, result.estimate)
 

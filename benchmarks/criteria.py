@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 import daskrr
 from benchmarks import harness
+from daskrr.regression.cross_validation import KFold
 
 # Training rows and landmarks: few, some, and half of the rows.
 CASES = ((2000, 100), (2000, 400), (600, 300))
@@ -92,8 +93,8 @@ def charges(name: str, split: Split, n_landmarks: int, seed: int) -> Iterator[Ch
     """Every criterion on one problem."""
     models = {
         scoring: daskrr.NystromKernelRidgeCV(
-            None, RIDGES, n_landmarks, scoring=scoring, folds=FOLDS, fit_intercept=True, certify=False,
-            random_state=seed,
+            None, RIDGES, n_landmarks, scoring=KFold(FOLDS) if scoring == KFold.name else scoring, fit_intercept=True,
+            certify=False, random_state=seed,
         ).fit(split.X, split.y)
         for scoring in dict.fromkeys(scoring for scoring, _, _ in CRITERIA.values())
     }  # fmt: skip

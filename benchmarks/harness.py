@@ -31,12 +31,19 @@ CHUNK_BYTES = 8 * MIB
 PACKAGES = ("daskrr", "numpy", "scipy", "dask", "distributed", "zarr", "scikit-learn", "dppy")
 
 
-def arguments(question: str, description: str, **whole_numbers: tuple[int, str]) -> argparse.Namespace:
-    """Read ``--quick``, ``--output`` and whole numbers, given by their defaults and help, from the command line."""
+def arguments(
+    question: str, description: str, parts: Sequence[str] = (), **whole_numbers: tuple[int, str]
+) -> argparse.Namespace:
+    """Read ``--quick``, ``--output`` and whole numbers, given by their defaults and help, from the command line.
+
+    A benchmark of several parts has ``--part``, which may be given more than once; all of them otherwise.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.bench_{question}", description=description)
     parser.add_argument("--quick", action="store_true", help="small sizes that take seconds; nothing can fail")
     default = Path(__file__).parent / "results" / f"bench_{question}.json"
     parser.add_argument("--output", type=Path, default=default, metavar="FILE", help="JSON report to write")
+    if parts:
+        parser.add_argument("--part", choices=parts, action="append", help="run this part (default: all)")
     for name, (usual, text) in whole_numbers.items():
         parser.add_argument(f"--{name}", type=int, default=usual, metavar="N", help=f"{text} (default: {usual})")
     return parser.parse_args()
@@ -116,9 +123,9 @@ def processes(number: int) -> Iterator[Callable[..., Iterator[Any]]]:
 
 
 @contextmanager
-def cluster(memory_limit: int | None = None) -> Iterator[Client]:
+def cluster(memory_limit: int | None = None, workers: int = WORKERS) -> Iterator[Client]:
     """Start a fresh cluster of single-threaded processes on the loopback interface."""
-    with local_cluster(WORKERS, memory_limit) as started, Client(started) as client:
+    with local_cluster(workers, memory_limit) as started, Client(started) as client:
         yield client
 
 

@@ -107,7 +107,7 @@ def daskrr_numpy(problem: Problem) -> Answer:
 
 def _import_engine() -> None:
     """Import on a worker what its tasks need."""
-    import daskrr.scoring  # noqa: F401
+    import daskrr.jobs  # noqa: F401
 
 
 def _all_peaks(client: Any) -> list[int]:

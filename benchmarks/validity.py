@@ -28,7 +28,7 @@ from benchmarks.clouds import CLOUDS, KERNELS, KERNELS_OF_FEW_FEATURES, Rows, me
 from daskrr import exact
 from daskrr.errors import DaskrrError, RidgeTooSmall
 from daskrr.kernels import Kernel
-from tests.extended import scores_of_repeats
+from tests.helpers.extended import scores_of_repeats
 
 SEED = 0
 PROBABILITIES = (1e-6, 0.0)
@@ -64,7 +64,8 @@ class Problem:
     n_landmarks: int
     sampling: str
     dtype: str
-    options: dict[str, Any]
+    certainty: dict[str, Any]
+    block_rows: int | None = None
 
 
 def cloud_problem(family: str, number: int, least: float, most: float) -> tuple[Problem, Rows]:
@@ -80,7 +81,7 @@ def cloud_problem(family: str, number: int, least: float, most: float) -> tuple[
     return Problem(
         family=family, number=number, rows=cloud, kernel=name, n_rows=n, n_features=d, length_scale=scale,
         ridges=ridges, n_landmarks=math.ceil(generator.uniform(0.05, 0.5) * n),
-        sampling=str(generator.choice(SCHEMES)), dtype=dtype, options=_options(generator),
+        sampling=str(generator.choice(SCHEMES)), dtype=dtype, certainty=_certainty(generator),
     ), X  # fmt: skip
 
 
@@ -94,12 +95,12 @@ def repeated_problem(family: str, number: int, least: int, most: int) -> tuple[P
     name, scale = str(generator.choice(list(KERNELS_OF_FEW_FEATURES))), math.exp(generator.uniform(-1, 1))
     span, count = REPEATED_RIDGES[dtype][generator.integers(2)], int(generator.choice([1, 5]))
     ridges = _ridges(KERNELS_OF_FEW_FEATURES[name](scale), X, *span, count, generator)
-    blocks = {"block_rows": int(generator.choice([700, 5000, 60_000]))} if generator.random() < 0.5 else {}
+    block_rows = int(generator.choice([700, 5000, 60_000])) if generator.random() < 0.5 else None
     return Problem(
         family=family, number=number, rows=f"{m} points", kernel=name, n_rows=n, n_features=d, length_scale=scale,
         ridges=ridges, n_landmarks=int(generator.choice([2, 10, 100, 100, 400])),
         sampling=str(generator.choice([*SCHEMES, "residual", "residual"])), dtype=dtype,
-        options=_options(generator) | blocks,
+        certainty=_certainty(generator), block_rows=block_rows,
     ), X  # fmt: skip
 
 
@@ -115,7 +116,7 @@ def _ridges(
     return tuple(float(mean * 10.0**exponent) for exponent in exponents)
 
 
-def _options(generator: np.random.Generator) -> dict[str, Any]:
+def _certainty(generator: np.random.Generator) -> dict[str, Any]:
     return {"audit_rows": int(generator.choice([200, 2000])), "subset_bound": bool(generator.random() < 0.3)}
 
 
@@ -215,9 +216,9 @@ def _intervals(
     """The ridges, raised together as far as refusals ask for, and (n, L) bounds."""
     try:
         result = daskrr.leverage_scores(
-            X, kernel, list(ridges), problem.n_landmarks, sampling=problem.sampling, certify=True,
-            failure_probability=probability, dtype=problem.dtype, random_state=problem.number, progress=False,
-            **problem.options,
+            X, kernel, list(ridges), problem.n_landmarks, sampling=problem.sampling,
+            certify=daskrr.Certify(failure_probability=probability, **problem.certainty), dtype=problem.dtype,
+            random_state=problem.number, block_rows=problem.block_rows, progress=False,
         )  # fmt: skip
     except RidgeTooSmall as error:
         if not raises_left:

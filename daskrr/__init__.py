@@ -9,25 +9,22 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "LeverageResult": "daskrr.result",
     "leverage_scores": "daskrr.leverage",
     "plan": "daskrr.leverage",
-    "NystromSketch": "daskrr.nystrom.sketch",
+    "score_to_zarr": "daskrr.jobs",
+    "update_scores": "daskrr.jobs",
+    "open_scores": "daskrr.jobs",
+    "load": "daskrr.regression.loading",
     "NystromKernelRidge": "daskrr.regression.ridge",
-    "NystromKernelRidgeCV": "daskrr.regression.selection",
+    "NystromKernelRidgeCV": "daskrr.regression.cross_validation",
+    "NystromKernelRidgeClassifier": "daskrr.regression.classifier",
     "NystromTransformer": "daskrr.regression.transformer",
-    "load": "daskrr.loading",
-    "apply_sketch": "daskrr.applying",
-    "ScoreStore": "daskrr.outputs",
-    "open_scores": "daskrr.outputs",
-    "RowSample": "daskrr.samples",
-    "sample_rows": "daskrr.samples",
-    "score_to_zarr": "daskrr.scoring",
-    "top_rows": "daskrr.scoring",
-    "update_scores": "daskrr.updating",
-    "write_report": "daskrr.apps.report",
+    "Residual": "daskrr.nystrom.sampling",
+    "Leverage": "daskrr.nystrom.sampling",
+    "Tolerance": "daskrr.nystrom.strategies",
+    "Certify": "daskrr.nystrom.strategies",
 }
-_MODULES = ("errors", "exact", "kernels", "leverage", "scoring", "synthetic", "theory")
+_MODULES = ("errors", "exact", "jobs", "kernels")
 
 __all__ = ["__version__", *_HOMES, *_MODULES]
 

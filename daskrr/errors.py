@@ -6,12 +6,33 @@ to do about it.
 """
 
 import math
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
 
 
+def printable(text: str, keep: str = "") -> str:
+    """Text that does nothing where it is shown: what is not printed becomes its Python escape.
+
+    So do control characters, line breaks, marks that turn the direction of writing, and halves of characters, but for
+    those in ``keep``. Text that comes from elsewhere must not be written to a terminal, a log or a page without it.
+
+    Examples
+    --------
+    >>> print(printable("a\x1b[2Jb\\nc"))
+    a\\x1b[2Jb\\nc
+    """
+    return "".join(one if one.isprintable() or one in keep else ascii(one)[1:-1] for one in text)
+
+
 class DaskrrError(Exception):
-    """Base class of every failure that daskrr raises on purpose."""
+    """Base class of every failure that daskrr raises on purpose.
+
+    Its text is one line for every argument, whatever the paths, names and messages in them hold.
+    """
+
+    def __str__(self) -> str:
+        return "\n  ".join(printable(str(line)) for line in self.args)
 
 
 class InvalidParameter(DaskrrError, ValueError):
@@ -71,7 +92,14 @@ class StoreFailed(DaskrrError, OSError):
 
 
 class DamagedRecord(DaskrrError, RuntimeError):
-    """A record of a job is truncated, changed or not a record at all."""
+    """A record of a job is gone, truncated, changed, another one, or not a record at all; it is computed again."""
+
+    def __init__(self, message: str, name: str = "") -> None:
+        super().__init__(message, name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class LeaseHeld(DaskrrError, RuntimeError):
@@ -84,6 +112,31 @@ class LeaseLost(DaskrrError, RuntimeError):
 
 class CheckFailed(DaskrrError, RuntimeError):
     """A post-condition of the run does not hold; nothing was published."""
+
+
+# Lists and tables inside one another, of what others wrote; everything here has a few.
+MOST_LEVELS = 64
+
+
+def is_too_deep(value: Any) -> bool:
+    """Whether lists and tables are nested deeper than :data:`MOST_LEVELS`, found without recursion."""
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        level = [inner for one in level for inner in _inside(one) if isinstance(inner, (Mapping, list, tuple))]
+        if not level:
+            return False
+    return True
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+def install(extra: str) -> str:
+    """How what is optional is installed: there are checkouts of daskrr only."""
+    return f"pip install '.[{extra}]' in a checkout of daskrr"
 
 
 def check_count(name: str, value: Any) -> int:

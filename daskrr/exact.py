@@ -273,13 +273,13 @@ def deviation_matrix(
     >>> deviation_matrix([[1.0], [2.0]], Linear(), 2.5, indices=[1], probabilities=[0.8]).round(12)
     array([[0.]])
     """
-    found = spectrum(X, kernel, max_rows=max_rows)
-    chosen = check_indices(indices, len(found.vectors))
+    decomposition = spectrum(X, kernel, max_rows=max_rows)
+    chosen = check_indices(indices, len(decomposition.vectors))
     shares = np.asarray(probabilities, np.float64)
     if shares.shape != chosen.shape or not np.all((shares > 0) & (shares <= 1)):
         raise InvalidParameter(f"probabilities must be {len(chosen)} numbers above 0 and at most 1, one for each draw")
-    roots = np.sqrt(found.filter(sketch_ridge))
-    drawn = found.vectors[chosen] * roots / np.sqrt(len(chosen) * shares)[:, None]
+    roots = np.sqrt(decomposition.filter(sketch_ridge))
+    drawn = decomposition.vectors[chosen] * roots / np.sqrt(len(chosen) * shares)[:, None]
     return np.diag(np.square(roots)) - drawn.T @ drawn
 
 

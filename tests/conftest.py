@@ -2,10 +2,13 @@
 
 import contextlib
 import os
+import random
 import re
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -33,10 +36,35 @@ run_simple("127.0.0.1", int(sys.argv[1]), application, request_handler=MotoReque
 """
 
 
+# Durable writes wait for the disk, and most tests make many: in memory they take a third of the time.
+MEMORY, ENOUGH = Path("/dev/shm"), 4 * 2**30
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have temporary folders in memory where there is room; TMPDIR puts them elsewhere."""
+    if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ENOUGH:
+        os.environ["TMPDIR"], tempfile.tempdir = str(MEMORY), None
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out tests of deploy/ unless they are asked for by their marker: what they import is not everywhere."""
     wanted = re.search(r"(?<!not )\bdeploy\b", config.option.markexpr)
     return True if collection_path.is_relative_to(Path(__file__).parent / "deploy") and not wanted else None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """No test may depend on those before it: ``--shuffle SEED`` runs them in another order."""
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in a random order")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files in a random order, and the tests of each, so that fixtures of modules are made once."""
+    if (seed := config.getoption("--shuffle")) is not None:
+        chance = random.Random(seed)
+        place = {name: chance.random() for name in sorted({item.path for item in items})}
+        items.sort(key=lambda item: item.nodeid)
+        chance.shuffle(items)
+        items.sort(key=lambda item: place[item.path])
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +102,9 @@ def command_line_cluster(
 ) -> Iterator[Client]:
     """A scheduler and workers as processes of their own, started by their commands."""
     file = folder / "scheduler.json"
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    here = Path(__file__).parent
+    own = [str(here / name) for name in ("", "helpers", "runtime")]
+    path = os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])
     settings = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path} | (environment or {})
     scheduler = [*_dask_command("scheduler", scheduler_setup), "--host", "127.0.0.1", "--port", "0"]
     worker = [*_dask_command("worker", worker_setup), "--scheduler-file", str(file), "--host", "127.0.0.1"]

@@ -15,7 +15,15 @@ import pytest
 from numpy.testing import assert_allclose
 
 import daskrr
-from benchmarks import bench_certificate, bench_regression, bench_sampling, criteria, validity
+from benchmarks import (
+    bench_certificate,
+    bench_regression,
+    bench_sampling,
+    bench_scale,
+    criteria,
+    scale_workers,
+    validity,
+)
 from benchmarks.bench_memory import judge
 from benchmarks.bench_peers import TOP, errors
 from benchmarks.harness import MIB, peak_bytes
@@ -260,6 +268,62 @@ def test_durable(quick_report):
     (pair,) = report["pairs"]
     assert report["overhead"] == pair["ratio"] == pair["durable"] / pair["plain"]
     assert report["checkpoints"]["records"] >= 4
+
+
+@pytest.mark.slow
+def test_scale(quick_report):
+    report, text = quick_report("scale")
+    _check_head(report, "scale")
+    assert "not judged" in text
+    runs = report["workers"]["results"]
+    assert {one["workers"] for one in runs} == {2**power for power in range(len(os.sched_getaffinity(0)).bit_length())}
+    assert {one["kind"] for one in runs} == {"lazy", "durable"}
+    for one in runs:
+        assert 0 < one["share_of_limit"] < 1
+        assert 0 < one["busy"] <= 1
+        passes = sum(found["seconds"] for found in one["passes"].values())
+        assert_allclose(one["serial_seconds"], one["seconds"] - passes)
+        assert all(found["busy_seconds"] <= one["workers"] * found["seconds"] for found in one["passes"].values())
+    tasks = report["tasks"]["results"]
+    assert all(set(one["milliseconds"]) == {"client", "scheduler", "workers", "wall"} for one in tasks["costs"])
+    for one in tasks["small"]:
+        assert_allclose(sum(one["steps"].values()), one["seconds"])
+        assert one["steps"]["pass 1"] > 0
+    for one in report["simulated"]["results"]:
+        assert 0 < one["efficiency"] <= 1
+        assert one["spans_run"] >= one["tasks"] * one["workers"]
+
+
+def test_scale__a_pass_is_from_its_first_task_to_its_last():
+    run = "0123456789abcdef" * 2
+    times = [(0.0, 1.0), (0.5, 2.0), (2.0, 3.0)]
+    tasks = [(f"gram-{run}-span-{number}", *one) for number, one in enumerate(times)]
+    found = scale_workers.passes_of([*tasks, (f"add-grams-{run}-7", 2.5, 4.0), ("other", 9.0, 10.0)], n_workers=2)
+    (gram,) = found.values()
+    assert gram == {"tasks": 3, "seconds": 3.0, "task_seconds": 3.5, "longest_task": 1.5, "busy_seconds": 4.0}
+
+
+def test_scale__judges_sixteen_workers_by_what_is_required_of_them():
+    case = scale_workers.CASES[0]
+    good = {"case": case.name, "workers": 16, "n_rows": case.n_rows, "share_of_limit": 0.58, "busy": 0.93}
+    good |= {"per_row_ratio": 1.15, "seconds": 10.0, "kind": "lazy"}
+    durable = good | {"kind": "durable", "seconds": 10.5}
+    assert all(scale_workers.checks_of([good, durable]).values())
+    assert scale_workers.checks_of([good | {"workers": 2}, good | {"n_rows": 400_000}]) == {}
+    bad = {"share_of_limit": 0.57, "busy": 0.92, "per_row_ratio": 1.16, "seconds": 10.6}
+    for name, value in bad.items():
+        checks = scale_workers.checks_of([good, durable | {name: value}])
+        assert list(checks.values()).count(False) == 1
+
+
+def test_scale__says_what_breaks_first():
+    case = {"name": "", "p": 256, "d": 8, "block_rows": 32_768, "seconds_per_row": 1e-5}
+    few = bench_scale.estimate(case, 1e-3, n_rows=10**8, cores=16)
+    assert few["seconds"] == pytest.approx(62.5)
+    assert few["breaks_first"].startswith("nothing")
+    assert bench_scale.estimate(case, 1e-1, n_rows=10**8, cores=1000)["breaks_first"].startswith("the scheduler")
+    many = bench_scale.estimate(case, 1e-9, n_rows=10**8, cores=1000)
+    assert many["breaks_first"] == "storage: 12.8 GB/s"
 
 
 @pytest.mark.slow

@@ -12,8 +12,7 @@ from manifests import KUBERNETES, OVERLAYS, build, documents, kustomization, pod
 from packaging.requirements import Requirement
 
 import daskrr
-from daskrr.apps import jobfile
-from daskrr.apps.cli import main
+from daskrr.apps.cli import jobfile, main
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"

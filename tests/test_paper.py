@@ -13,7 +13,7 @@ from benchmarks.paper import choices, divide_and_conquer, figure1, problems, tab
 from daskrr import exact
 from daskrr.errors import RidgeTooSmall
 from daskrr.kernels import Gaussian, Linear
-from daskrr.nystrom.sampling import merge
+from daskrr.nystrom.landmarks import merge
 
 RIDGE = 1e-3
 KERNELS = {"linear": Linear(), "gaussian": Gaussian(1.0)}
@@ -186,6 +186,7 @@ def test_table1__computes_the_rows_whose_data_are_there(tmp_path):
     assert table1.compute(absent, tmp_path, 1)["missing"] == "gas-batch2.npz is not in the data folder"
 
 
+@pytest.mark.slow
 def test_figure1__draws_and_reports(run, tmp_path, monkeypatch):
     monkeypatch.setattr(figure1, "LANDMARKS", (8, 48))
     report, text = run(figure1, "figure.png", "--seeds", "2")
@@ -198,6 +199,7 @@ def test_figure1__draws_and_reports(run, tmp_path, monkeypatch):
     assert "picture: " in text
 
 
+@pytest.mark.slow
 def test_divide_and_conquer__draws_and_reports(run, tmp_path, monkeypatch):
     monkeypatch.setattr(divide_and_conquer, "PARTS", (2, 16))
     monkeypatch.setattr(divide_and_conquer, "CLOUD_ROWS", 200)
@@ -211,7 +213,15 @@ def test_divide_and_conquer__draws_and_reports(run, tmp_path, monkeypatch):
     assert (tmp_path / "new folder" / "comparison.png").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("row", table1.ROWS, ids=lambda row: f"{row.kernel}-{row.dataset}")
+def _slow_if_large(row):
+    is_large = row.kernel == "RBF" and row.dataset != "Gas2"
+    return pytest.param(row, marks=pytest.mark.slow) if is_large else row
+
+
+ROWS = [_slow_if_large(row) for row in table1.ROWS]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.kernel}-{row.dataset}")
 def test_dimensions__are_the_printed_ones(row):
     folder = os.environ.get("DASKRR_DATA")
     if reason := row.missing(Path(folder) if folder else None):

@@ -6,7 +6,7 @@ import numpy as np
 
 import daskrr
 from benchmarks.paper.problems import EPSILON, Problem, Vector, rank_scores
-from daskrr.nystrom.sampling import Landmarks, merge
+from daskrr.nystrom.landmarks import Landmarks, merge
 
 Choice = Callable[[Problem, int, int], Landmarks]
 
@@ -51,7 +51,7 @@ def estimated_leverage(problem: Problem, p: int, seed: int) -> Landmarks:
     result = daskrr.leverage_scores(
         problem.X, problem.kernel, problem.ridge * EPSILON, p, sampling="diagonal", random_state=seed, progress=False
     )
-    sample = daskrr.sample_rows(result, p, random_state=seed, progress=False)
+    sample = daskrr.jobs.sample_rows(result, p, random_state=seed, progress=False)
     return merge(sample.indices, sample.probabilities)
 
 

@@ -17,7 +17,7 @@ from scipy.stats import beta
 from daskrr import exact
 from daskrr.exact import Risk, Spectrum
 from daskrr.kernels import Bernoulli, Gaussian, Kernel, Linear
-from daskrr.nystrom.sampling import Landmarks
+from daskrr.nystrom.landmarks import Landmarks
 
 # Of d_eff = tr K(K + nλεI)⁻¹ in Theorem 3; not printed, but found by comparison with the printed d_eff.
 EPSILON = 0.01

@@ -29,7 +29,7 @@ from benchmarks.paper.problems import (
     synth,
 )
 from daskrr.errors import RidgeTooSmall
-from daskrr.nystrom.sampling import Landmarks
+from daskrr.nystrom.landmarks import Landmarks
 
 SEED = 0
 # d_eff, d_mof and risk ratio as printed. Nothing is computed from these.

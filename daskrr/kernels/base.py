@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 from numbers import Real
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from daskrr.errors import InvalidData, InvalidParameter
 from daskrr.kernels.common import Array, as_rows, checked_number, quiet, set_fields
+from daskrr.kernels.parameters import nested, replaced
 
 # Elements of rows that are compared at a time: kernels make copies of them.
 _PANEL = 1 << 21
@@ -152,6 +153,11 @@ class Kernel(ABC):
         """Whether `resolve` must replace a length scale before the kernel can be evaluated."""
         return any(part.needs_sample for part in self._parts)
 
+    @property
+    def needs_targets(self) -> bool:
+        """Whether a length scale is to be learned, which takes a regression."""
+        return any(part.needs_targets for part in self._parts)
+
     def check_features(self, n_features: int) -> None:
         """Raise `InvalidParameter` if a length scale per feature has another number of features."""
         for part in self._parts:
@@ -188,6 +194,44 @@ class Kernel(ABC):
         {'kernel': 'gaussian', 'length_scale': 5.0}
         """
         return {"kernel": self.name, **{f.name: _plain(getattr(self, f.name)) for f in fields(cast(Any, self))}}
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The parameters by name, as scikit-learn asks for them.
+
+        Parameters
+        ----------
+        deep
+            Whether to give those of kernels inside too: ``part__length_scale`` of a scaled kernel,
+            ``parts__0__length_scale`` of a sum or product.
+
+        Examples
+        --------
+        >>> from daskrr.kernels import Gaussian
+        >>> (2.0 * Gaussian(5.0)).get_params()
+        {'factor': 2.0, 'part': Gaussian(length_scale=5.0), 'part__length_scale': 5.0}
+        """
+        own = {f.name: getattr(self, f.name) for f in fields(cast(Any, self))}
+        return nested(own) if deep else own
+
+    def set_params(self, **parameters: Any) -> Self:
+        """A kernel with other parameters, by the names of `get_params`; this one stays as it is.
+
+        Raises
+        ------
+        InvalidParameter
+            It has no such parameter, or the value is outside its range.
+
+        Examples
+        --------
+        >>> from daskrr.kernels import Gaussian, Linear
+        >>> (Gaussian(5.0) + Linear()).set_params(parts__0__length_scale=3.0)
+        Sum(parts=(Gaussian(length_scale=3.0), Linear()))
+        """
+        return replace(cast(Any, self), **replaced(self.get_params(deep=False), parameters, repr(self)))
+
+    def __sklearn_clone__(self) -> Self:
+        # A kernel cannot change, so that nothing is gained by a copy.
+        return self
 
     def __mul__(self, other: Kernel | float) -> Kernel:
         if isinstance(other, Kernel):

@@ -62,13 +62,14 @@ def squared_norms(X: Array) -> Array:
     return np.einsum("ij,ij->i", X, X, dtype=np.float64)
 
 
-def exponentiate(out: Array) -> None:
+def exponentiate(out: Array, least: float = -math.inf) -> None:
     """Take exponentials of numbers up to zero in place, with zero instead of subnormal numbers.
 
-    A subnormal result takes a hundred times as long, here and in every product it enters.
+    A subnormal result takes a hundred times as long, here and in every product it enters. Whether there are any need
+    not be looked for if no number is below a ``least`` one.
     """
     lowest = math.log(float(np.finfo(out.dtype).tiny)) + 1.0
-    if not np.min(out, initial=0.0) < lowest:
+    if least > lowest or not np.min(out, initial=0.0) < lowest:
         np.exp(out, out=out)
         return
     np.exp(np.maximum(out, lowest, out=out), out=out)

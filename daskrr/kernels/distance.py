@@ -1,10 +1,11 @@
 """Kernels of a distance with a length scale, and the one of them that sums absolute differences."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,15 +15,15 @@ from daskrr.errors import InvalidData, InvalidParameter
 from daskrr.kernels.base import Columns, Kernel
 from daskrr.kernels.common import Array, as_float64, as_rows, checked_number, exponentiate, set_fields
 
-LengthScale: TypeAlias = float | tuple[float, ...] | Literal["median"]
+LengthScale: TypeAlias = float | tuple[float, ...] | Literal["median", "learn"]
 
 
 @dataclass(frozen=True)
 class DistanceKernel(Kernel):
     """A function of the distance of two rows in units of a length scale, one at distance zero."""
 
-    length_scale: LengthScale
-    _metric: ClassVar[str] = "euclidean"
+    length_scale: LengthScale = "median"
+    metric: ClassVar[str] = "euclidean"
 
     def __post_init__(self) -> None:
         set_fields(self, length_scale=_checked_length_scale(self.length_scale))
@@ -33,7 +34,11 @@ class DistanceKernel(Kernel):
 
     @property
     def needs_sample(self) -> bool:
-        return self.length_scale == "median"
+        return isinstance(self.length_scale, str)
+
+    @property
+    def needs_targets(self) -> bool:
+        return self.length_scale == "learn"
 
     def check_features(self, n_features: int) -> None:
         if isinstance(self.length_scale, tuple) and len(self.length_scale) != n_features:
@@ -43,13 +48,19 @@ class DistanceKernel(Kernel):
     def resolve(self, sample: ArrayLike) -> Kernel:
         if not self.needs_sample:
             return self
+        if self.needs_targets:
+            raise InvalidParameter(f"{self!r} is to be learned from targets, and a sample of rows has none")
         rows = as_rows(sample)
         if len(rows) < 2:
             raise InvalidData("the median distance needs at least two rows: give length_scale as a number")
-        median = float(np.median(pdist(rows, self._metric)))
+        median = float(np.median(pdist(rows, self.metric)))
         if not 0 < median < math.inf:
             raise InvalidData(f"the median distance of the sample is {median}: give length_scale as a number")
         return replace(self, length_scale=median)
+
+    @abstractmethod
+    def scale_gradient(self, X: Array, V: Array) -> Array:
+        """(d,) sums Σ_ij V_ij·∂k(x_i, x_j)/∂log l_f over rows X (m, d), with symmetric V (m, m)."""
 
     def _diagonal(self, X: Array) -> Array:
         return np.ones(len(X))
@@ -65,7 +76,8 @@ class Laplacian(DistanceKernel):
     Parameters
     ----------
     length_scale
-        The scale l: a positive number, one per feature, or ``"median"``.
+        The scale l: a positive number, one per feature, ``"median"``, the median distance of rows, or ``"learn"``, one
+        per feature that a regression learns from its targets.
 
     Examples
     --------
@@ -74,7 +86,12 @@ class Laplacian(DistanceKernel):
     """
 
     name: ClassVar[str] = "laplacian"
-    _metric: ClassVar[str] = "cityblock"
+    metric: ClassVar[str] = "cityblock"
+
+    def scale_gradient(self, X: Array, V: Array) -> Array:
+        Z = X / self._scales(X.shape[1])
+        M = V * np.exp(-cdist(Z, Z, "cityblock"))
+        return np.array([np.sum(M * np.abs(np.subtract.outer(z, z))) for z in Z.T])
 
     def _columns(self, Z: Array, dtype: np.dtype[Any]) -> Columns:
         # Powers of two scale without rounding; what remains of the length scales weighs the differences.
@@ -89,12 +106,12 @@ class Laplacian(DistanceKernel):
 
 
 def _checked_length_scale(value: Any) -> LengthScale:
-    if isinstance(value, str) and value == "median":
-        return "median"
+    if isinstance(value, str) and value in ("median", "learn"):
+        return cast(LengthScale, value)
     if isinstance(value, np.ndarray) and value.ndim == 1:
         value = value.tolist()
     if isinstance(value, Sequence) and not isinstance(value, str | bytes) and len(value) > 0:
         return tuple(checked_number("every length_scale", entry) for entry in value)
     if isinstance(value, Real):
         return checked_number("length_scale", value)
-    raise InvalidParameter(f"length_scale must be a number, one per feature or 'median', not {value!r}")
+    raise InvalidParameter(f"length_scale must be a number, one per feature 'median' or 'learn', not {value!r}")

@@ -82,12 +82,12 @@ def import_function(name: str) -> Callable[..., Any]:
     """Import what the name ``"package.module:function"`` stands for."""
     module, _, path = name.partition(":")
     try:
-        found = attrgetter(path)(importlib.import_module(module))
+        function = attrgetter(path)(importlib.import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidParameter(f"{name!r} cannot be imported: {error}") from error
-    if not callable(found):
+    if not callable(function):
         raise InvalidParameter(f"{name!r} is not a function")
-    return cast(Callable[..., Any], found)
+    return cast(Callable[..., Any], function)
 
 
 def _name_of(function: Any) -> str:

@@ -16,6 +16,7 @@ from daskrr.errors import InvalidParameter
 from daskrr.kernels.base import Columns
 from daskrr.kernels.common import Array, as_float64, checked_number, exponentiate, set_fields, squared_norms
 from daskrr.kernels.distance import DistanceKernel
+from daskrr.kernels.scratch import scratch
 
 # Values may be wrong by this many unit roundoffs before a pair is evaluated again from its differences.
 _TOLERANCE = 64.0
@@ -38,8 +39,8 @@ class _RadialKernel(DistanceKernel):
         return 2
 
     @abstractmethod
-    def _profile(self, out: Array) -> None:
-        """Turn -eta into kernel values in place."""
+    def _profile(self, out: Array, least: float = -math.inf) -> None:
+        """Turn -eta into kernel values in place; none is below ``least``."""
 
     @abstractmethod
     def _cutoff(self, ratio: Array) -> Array:
@@ -47,6 +48,16 @@ class _RadialKernel(DistanceKernel):
 
         It solves ratio |dk/d eta| <= 1 from above; ratios are larger than `_harmless`.
         """
+
+    @abstractmethod
+    def _slope(self, squares: Array) -> Array:
+        """Derivative of the kernel by the squared distance in length scales; zero where that is not finite."""
+
+    def scale_gradient(self, X: Array, V: Array) -> Array:
+        # Squared differences, weighted and summed: Σ_ij M_ij (z_i - z_j)² = 2 Σ_i (Σ_j M_ij) z_i² - 2 zᵀ M z.
+        Z = (X - X.mean(axis=0)) / self._scales(X.shape[1])
+        M = -2.0 * V * self._slope(cdist(Z, Z, "sqeuclidean"))
+        return 2.0 * (M.sum(axis=1) @ np.square(Z) - np.einsum("if,if->f", Z, M @ Z))
 
     def _matrix(self, X: Array, Z: Array) -> Array:
         out = np.empty((len(X), len(Z)))
@@ -101,7 +112,7 @@ class _MatrixProduct:
         self._differences = _Differences(kernel, Z)
         # Dividing before the sum, since the sum of huge rows would overflow.
         self._centre = np.full(n_landmarks, 1 / n_landmarks) @ Z
-        self._scales = kernel._scales(n_features) / math.sqrt(2 * kernel._gain)
+        self._rates = math.sqrt(2 * kernel._gain) / kernel._scales(n_features)
         self._landmarks = np.empty((n_features + 2, n_landmarks), dtype)
         squares = np.empty(n_landmarks)
         # A few at a time: the landmarks of wide rows take much room.
@@ -119,7 +130,8 @@ class _MatrixProduct:
         lifted, squares = self._lift(X, out)
         np.matmul(lifted, self._landmarks, out=out)
         self._mend(X, squares, out)
-        self._kernel._profile(out)
+        # |x - z|²/2 is at most |x|² + |z|².
+        self._kernel._profile(out, -1.01 * (float(squares.max(initial=0.0)) + self._largest))
 
     def _lift(self, X: Array, like: Array) -> tuple[Array, Array]:
         """Centre and scale rows, and append the two features that complete the square.
@@ -127,11 +139,12 @@ class _MatrixProduct:
         With landmarks [z, 1, -|z|²/2], rows [x, -|x|²/2, 1] have inner products -|x - z|²/2.
         """
         n_rows, n_features = X.shape
-        lifted = np.empty_like(like, shape=(n_rows, n_features + 2))
+        lifted = scratch("lifted", (n_rows, n_features + 2), like.dtype)
         rows = lifted[:, :n_features]
         # In float64 until the centre is gone: a common offset must not cost float32 its digits.
-        centred = np.subtract(X, self._centre, out=rows if rows.dtype == np.float64 else None)
-        np.divide(centred, self._scales, out=rows, casting="same_kind")
+        exact = rows if rows.dtype == np.float64 else scratch("centred", rows.shape, np.float64)
+        centred = np.subtract(X, self._centre, out=exact)
+        np.multiply(centred, self._rates, out=rows, casting="same_kind")
         squares = squared_norms(rows)
         np.multiply(squares, -0.5, out=lifted[:, n_features], casting="same_kind")
         lifted[:, n_features + 1] = 1.0
@@ -171,7 +184,8 @@ class Gaussian(_RadialKernel):
     Parameters
     ----------
     length_scale
-        The scale l: a positive number, one per feature, or ``"median"``.
+        The scale l: a positive number, one per feature, ``"median"``, the median distance of rows, or ``"learn"``, one
+        per feature that a regression learns from its targets.
 
     Examples
     --------
@@ -183,14 +197,17 @@ class Gaussian(_RadialKernel):
     _gain: ClassVar[float] = 0.5
     _harmless: ClassVar[float] = 1.0
 
-    def _profile(self, out: Array) -> None:
+    def _profile(self, out: Array, least: float = -math.inf) -> None:
         # Round-off above zero is rare, and looking for it costs a third of clipping.
         if np.max(out, initial=0.0) > 0.0:
             np.minimum(out, 0.0, out=out)
-        exponentiate(out)
+        exponentiate(out, least)
 
     def _cutoff(self, ratio: Array) -> Array:
         return np.log(ratio)
+
+    def _slope(self, squares: Array) -> Array:
+        return -0.5 * np.exp(-0.5 * squares)
 
 
 @dataclass(frozen=True)
@@ -202,7 +219,8 @@ class Matern(_RadialKernel):
     Parameters
     ----------
     length_scale
-        The scale l: a positive number, one per feature, or ``"median"``.
+        The scale l: a positive number, one per feature, ``"median"``, the median distance of rows, or ``"learn"``, one
+        per feature that a regression learns from its targets.
     nu
         The smoothness: 0.5, 1.5 or 2.5.
 
@@ -229,17 +247,18 @@ class Matern(_RadialKernel):
     def _harmless(self) -> float:  # type: ignore[override]
         return {0.5: 0.0, 1.5: 2.0, 2.5: 6.0}[self.nu]
 
-    def _profile(self, out: Array) -> None:
+    def _profile(self, out: Array, least: float = -math.inf) -> None:
+        lowest = -math.sqrt(abs(least))
         # The magnitude, not a clip: a negative square within its error is as near to zero either way. The
         # bound keeps infinity times zero out; beyond it the values are zero.
         np.minimum(np.abs(out, out=out), 1e6, out=out)
         if self.nu == 0.5:
-            exponentiate(np.negative(np.sqrt(out, out=out), out=out))
+            exponentiate(np.negative(np.sqrt(out, out=out), out=out), lowest)
             return
         a = np.sqrt(out)
         np.add(np.multiply(out, 1 / 3 if self.nu == 2.5 else 0.0, out=out), a, out=out)
         np.add(out, 1.0, out=out)
-        exponentiate(np.negative(a, out=a))
+        exponentiate(np.negative(a, out=a), lowest)
         np.multiply(out, a, out=out)
 
     def _cutoff(self, ratio: Array) -> Array:
@@ -252,3 +271,9 @@ class Matern(_RadialKernel):
         # iteration a = log(r/6) + log(1 + a) from a bound gives a closer bound.
         excess = np.log(ratio / 6)
         return np.square(excess + np.log1p(2 * (excess + math.log(2) - 0.5)))
+
+    def _slope(self, squares: Array) -> Array:
+        a = np.sqrt(2 * self.nu * squares)
+        if self.nu == 0.5:
+            return -0.5 * np.divide(np.exp(-a), a, out=np.zeros_like(a), where=a > 0)
+        return -1.5 * np.exp(-a) if self.nu == 1.5 else -5 / 6 * (1.0 + a) * np.exp(-a)

@@ -42,6 +42,11 @@ class Weighted(Kernel):
         return self.part.needs_sample
 
     @property
+    def needs_targets(self) -> bool:
+        """As the kernel itself."""
+        return self.part.needs_targets
+
+    @property
     def landmark_copies(self) -> int:
         """Those of the kernel itself, and the landmarks without their factors."""
         return 1 + self.part.landmark_copies

@@ -23,6 +23,14 @@ from threadpoolctl import threadpool_info
 _PREFIX = {np.dtype(np.float64): "d", np.dtype(np.float32): "s"}
 _SCALAR = {np.dtype(np.float64): ctypes.c_double, np.dtype(np.float32): ctypes.c_float}
 
+# How OpenBLAS, MKL and BLIS are asked for the threads of the whole process, and told.
+_SETTINGS = [
+    *((f"{name}_get_num_threads{size}", f"{name}_set_num_threads{size}")
+      for name in ("scipy_openblas", "openblas") for size in ("", "64_")),
+    ("MKL_Get_Max_Threads", "MKL_Set_Num_Threads"),
+    ("bli_thread_get_num_threads", "bli_thread_set_num_threads"),
+]  # fmt: skip
+
 _capsule_name = ctypes.pythonapi.PyCapsule_GetName
 _capsule_name.restype, _capsule_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -56,15 +64,10 @@ class _OneThread:
 
 @cache
 def _thread_settings() -> list[tuple[Callable[[], int], Callable[[int], None]]]:
-    """Getter and setter of every loaded OpenBLAS; threadpoolctl finds them, but lets one Python thread alone set."""
-    found = []
-    for info in threadpool_info():
-        library = ctypes.CDLL(info["filepath"])
-        for name in ("scipy_openblas_%s_num_threads", "scipy_openblas_%s_num_threads64_", "openblas_%s_num_threads"):
-            if hasattr(library, name % "set"):
-                found.append((getattr(library, name % "get"), getattr(library, name % "set")))
-                break
-    return found
+    """Getter and setter of every loaded BLAS; threadpoolctl finds them, but lets one Python thread alone set."""
+    libraries = [ctypes.CDLL(info["filepath"]) for info in threadpool_info() if info["user_api"] == "blas"]
+    names = [next((pair for pair in _SETTINGS if hasattr(one, pair[0])), None) for one in libraries]
+    return [(getattr(one, pair[0]), getattr(one, pair[1])) for one, pair in zip(libraries, names, strict=True) if pair]
 
 
 _ONE_THREAD = _OneThread()
@@ -72,7 +75,11 @@ _ONE_THREAD = _OneThread()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run BLAS on the calling thread alone: its bits depend on the number of threads, and tiles run in parallel."""
+    """Run BLAS on the calling thread alone: its bits depend on the number of threads, and tiles run in parallel.
+
+    OpenBLAS, MKL and BLIS can be told so. Accelerate cannot: it reads VECLIB_MAXIMUM_THREADS when a process begins,
+    which the workers that daskrr starts have set. Where that is not 1, bits may depend on the machine's load.
+    """
     _ONE_THREAD.enter()
     try:
         yield

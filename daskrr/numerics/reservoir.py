@@ -131,10 +131,10 @@ def merge(parts: Sequence[Reservoir]) -> Reservoir:
 
 def _rows_of(parts: Sequence[Reservoir], positions: NDArray[np.intp]) -> NDArray:
     """The rows at some positions of all parts one after another, which are never brought together: rows may be wide."""
-    found = np.empty((len(positions), parts[0].X.shape[1]), parts[0].X.dtype)
+    rows = np.empty((len(positions), parts[0].X.shape[1]), parts[0].X.dtype)
     start = 0
     for part in parts:
         here = np.flatnonzero((positions >= start) & (positions < start + len(part)))
-        found[here] = part.X[positions[here] - start]
+        rows[here] = part.X[positions[here] - start]
         start += len(part)
-    return found
+    return rows

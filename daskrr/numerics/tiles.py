@@ -6,7 +6,6 @@ bits. A tile of kernel columns is computed in panels that stay in cache, then tr
 """
 
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskrr.errors import InvalidData
+from daskrr.kernels.scratch import scratch
 
 Columns = Callable[[NDArray, NDArray], None]
 Diagonal = Callable[[NDArray], NDArray]
@@ -67,7 +67,8 @@ class BlockReader:
             check_finite(piece, self.first_row + self.n_rows)
             self._add(piece)
             self.n_rows += len(piece)
-            yield piece
+            if len(piece):
+                yield piece
 
     @property
     def _unit(self) -> int:
@@ -113,27 +114,14 @@ def fill_tile(columns: Columns, X: NDArray, tile: NDArray) -> None:
         columns(X[start : start + height], tile[start : start + height])
 
 
-def tiles_of(X: NDArray, n_columns: int) -> Iterator[slice]:
+def kernel_tiles(columns: Columns, X: NDArray, n_columns: int, dtype: np.dtype) -> Iterator[tuple[slice, NDArray]]:
+    """Which of the rows X (m, d), and their kernel columns, in memory that is used again for the next of them."""
     height = tile_rows(n_columns)
-    return (slice(start, min(start + height, len(X))) for start in range(0, len(X), height))
-
-
-class _Scratch(threading.local):
-    """Memory for the tiles of one thread, kept from task to task: new pages cost a few percent of the work."""
-
-    def __init__(self) -> None:
-        self.memory = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
-
-
-_SCRATCH = _Scratch()
-
-
-def scratch_tile(n_rows: int, n_columns: int, dtype: np.dtype, other: bool = False) -> NDArray:
-    """An array (n_rows, n_columns) that is valid until this thread asks for the next; the other is another one."""
-    size = n_rows * n_columns * dtype.itemsize
-    if _SCRATCH.memory[other].nbytes < size:
-        _SCRATCH.memory[other] = np.empty(size, np.uint8)
-    return _SCRATCH.memory[other][:size].view(dtype).reshape(n_rows, n_columns)
+    for start in range(0, len(X), height):
+        rows = slice(start, min(start + height, len(X)))
+        C = scratch("tile", (rows.stop - start, n_columns), dtype)
+        fill_tile(columns, X[rows], C)
+        yield rows, C
 
 
 def check_overflow(values: NDArray, first_row: int) -> None:

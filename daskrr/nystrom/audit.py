@@ -13,22 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse.linalg import ArpackError, eigsh
 
-from daskrr.engine.passes import Run, task
-from daskrr.engine.progress import Stage
-from daskrr.engine.rows import pieces
 from daskrr.errors import CheckFailed
 from daskrr.kernels import Kernel
 from daskrr.numerics import blas
-from daskrr.numerics.algebra import sum_error
 from daskrr.numerics.bounds import Certainty, deviation_bound, kernel_noise
-from daskrr.numerics.gram import Draw, no_less_than_residual, whitened_rows
+from daskrr.numerics.factorize import sum_error
+from daskrr.numerics.pass1 import Draw, KeptResiduals, no_less_than_residual, whitened_rows
 from daskrr.numerics.reservoir import Order, Reservoir, merge
 from daskrr.numerics.tiles import BlockReader
-from daskrr.nystrom.pass1 import FirstPass
+from daskrr.nystrom.drawing import fetch_rows
+from daskrr.nystrom.factors import ProbeRows, TileFactors
+from daskrr.nystrom.first_pass import FirstPass
+from daskrr.nystrom.landmarks import child, stream
 from daskrr.nystrom.reading import whitener_of
-from daskrr.nystrom.sampling import child, stream
-from daskrr.nystrom.selection import fetch_rows
-from daskrr.nystrom.sketch import NystromSketch, kept_of
+from daskrr.nystrom.sketch import NystromSketch
+from daskrr.runtime.map_blocks import Run, map_blocks
+from daskrr.runtime.rows import pieces
 
 AUDIT_ROWS = 2000
 # Where their number would keep the intervals from a tolerance there may be so many.
@@ -91,24 +91,14 @@ def draw_apart(run: Run, sketch: NystromSketch, first: FirstPass, draws: dict[st
     A pass 1 that goes on from the sums of fewer rows can only go on with the draws of those.
     """
     work = partial(_draw_block, sketch.kernel, sketch.residual_error, draws)
-    rows = run.rows.anew(f"audit-rows-{sketch.run}")
-    tasks = (
-        task("audit-rows", sketch.run, b.index, work, rows.source(b.start, b.stop), b.start, kept)
-        for b, kept in zip(run.blocks, first.kept, strict=True)
-    )
-    drawn: list[Any] = []
-    with Stage(run.report, "audit rows", len(run.blocks), run.rows.n_rows) as stage:
-        for block, part in run.executor.window(tasks, run.blocks):
-            run.executor.settle(drawn)
-            drawn = [run.executor.apply("join-audit-rows", _joined, *drawn, part)]
-            stage.advance(rows=block.n_rows)
-    return replace(first, drawn=drawn[0])
+    parts = map_blocks(replace(run, name=sketch.run), "audit-rows", work, run.rows, each=[first.kept])
+    return replace(first, drawn=parts.total_handle(_joined, "audit rows"))
 
 
 def _draw_block(
-    kernel: Kernel, error: float, draws: dict[str, Draw], source: Any, start: int, kept: Any
+    kernel: Kernel, error: float, draws: dict[str, Draw], source: Any, start: int, kept: KeptResiduals
 ) -> dict[str, Reservoir]:
-    residual, reader = kept_of(kept).residual, BlockReader(pieces(source), start)
+    residual, reader = kept.residual, BlockReader(pieces(source), start)
     parts = []
     for piece in reader:
         first = reader.n_rows - len(piece)
@@ -153,19 +143,28 @@ def audit(
     own = totals.residual + sketch.residual_error * totals.diagonal
     own += sum_error(own, totals.height)
     weight = own + sketch.n_rows * mixed
-    found = None
+    eigenvalue = None
     if size and weight > 0:
         others = _rows_by_chance(sketch.n_rows, size, sketch.n_rows * mixed / weight, seed, round_number)
         look = partial(_look, sketch.kernel, sketch.dtype, noise, mixed, weight, size, others, seed, round_number)
         # Seldom any, and few, unless the landmarks explain all there is.
         X = [fetch_rows(run, np.unique(others), "sample-audit-rows")] if len(others) else []
-        found = run.executor.value(run.executor.apply("audit", look, first.payload, first.drawn, *X))
+        eigenvalue = run.executor.value(run.executor.apply("audit", look, first.payload, first.drawn, *X))
     elif size:
-        found = 0.0
-    most = weight if found is None else deviation_bound(found, weight, size, failure_probability)
+        eigenvalue = 0.0
+    most = weight if eigenvalue is None else deviation_bound(eigenvalue, weight, size, failure_probability)
     delta = min(max(most, totals.largest), weight) + noise
     exact = totals.residual <= NEGLIGIBLE * sketch.residual_error * totals.diagonal
-    return Audit(size, failure_probability if size else 0.0, totals.residual, weight, found, delta, noise, exact)
+    return Audit(
+        rows=size,
+        failure_probability=failure_probability if size else 0.0,
+        tau=totals.residual,
+        weight=weight,
+        eigenvalue=eigenvalue,
+        delta=delta,
+        noise=noise,
+        exact=exact,
+    )
 
 
 def _rows_by_chance(n_rows: int, size: int, share: float, seed: int, round_number: int) -> NDArray[np.int64]:
@@ -184,7 +183,7 @@ def _look(
     others: NDArray[np.int64],
     seed: int,
     round_number: int,
-    payload: dict[str, Any],
+    payload: TileFactors,
     drawn: dict[str, Reservoir],
     *X_others: NDArray[np.float64],
 ) -> float:
@@ -282,32 +281,32 @@ def make_probe(run: Run, sketch: NystromSketch, first: FirstPass, seed: int, rou
 
 
 def _probe(
-    kernel: Kernel, seed: int, round_number: int, payload: dict[str, Any], drawn: dict[str, Reservoir]
-) -> dict[str, Any]:
+    kernel: Kernel, seed: int, round_number: int, payload: TileFactors, drawn: dict[str, Reservoir]
+) -> ProbeRows:
     """Q = R⁻ᵀ R⁻¹ C_Aᵀ by two triangular products: by W⁻¹ itself, eight digits would be lost."""
     rows = drawn["probe"]
     chosen = rows.draw(PROBE_ROWS, stream(seed, "probe", round_number))
-    inverse = payload["factors"][0]
+    inverse = payload.factors[0]
     with blas.one_thread():
-        B = np.ascontiguousarray(kernel(rows.X[chosen], payload["landmarks"]))
+        B = np.ascontiguousarray(kernel(rows.X[chosen], payload.landmarks))
         blas.multiply_rows(inverse, B)
         coefficients = np.ascontiguousarray((B @ inverse).T)
-    return {
-        "X": rows.X[chosen],
-        "coefficients": coefficients,
-        "rows": rows.rows[chosen],
-        "weights": rows.weights[chosen],
-        "scale": rows.total / len(chosen),
-    }
+    return ProbeRows(
+        X=rows.X[chosen],
+        coefficients=coefficients,
+        rows=rows.rows[chosen],
+        weights=rows.weights[chosen],
+        scale=rows.total / len(chosen),
+    )
 
 
-def certainty_of(sketch: NystromSketch, found: Audit, score_errors: Sequence[float]) -> Certainty:
+def certainty_of(sketch: NystromSketch, outcome: Audit, score_errors: Sequence[float]) -> Certainty:
     """What pass 2 needs of an audit."""
     return Certainty(
-        delta=found.delta,
-        noise=found.noise,
+        delta=outcome.delta,
+        noise=outcome.noise,
         residual_error=sketch.residual_error,
         score_errors=np.array(score_errors),
         kernel_error=sketch.kernel_error,
-        failure_probability=found.failure_probability,
+        failure_probability=outcome.failure_probability,
     )

@@ -1,4 +1,4 @@
-"""What factors become where a block is: the payload of :class:`daskrr.engine.factors.Factors`, ready for kernels."""
+"""The tasks of both passes: what :class:`daskrr.nystrom.factors.TileFactors` become and do where a block is."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,14 +7,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskrr.engine.rows import pieces
 from daskrr.kernels import Kernel
 from daskrr.kernels.weighted import Weighted
-from daskrr.numerics.algebra import residual_error
 from daskrr.numerics.bounds import Certainty
-from daskrr.numerics.gram import Whitener
-from daskrr.numerics.score import Leading, Probe, ScoredRows, Scorer, Subset, drawn_rows_block, new_rows_block
+from daskrr.numerics.factorize import residual_error
+from daskrr.numerics.pass1 import BlockSums, Draw, GramPart, GramSum, KeptResiduals, Whitener, gram_block
+from daskrr.numerics.pass2 import (
+    Leading,
+    Probe,
+    ScoredRows,
+    Scorer,
+    Subset,
+    drawn_rows_block,
+    new_rows_block,
+    score_block,
+)
 from daskrr.numerics.tiles import Columns, Pieces
+from daskrr.nystrom.factors import ProbeRows, TileFactors
+from daskrr.runtime import telemetry
+from daskrr.runtime.rows import pieces
 
 
 def columns_of(landmarks: NDArray[np.float64], kernel: Kernel, dtype: np.dtype) -> Columns:
@@ -32,13 +43,13 @@ def _cast(factor: NDArray[np.float64], dtype: np.dtype) -> NDArray:
         return factor.astype(dtype, copy=False)
 
 
-def whitener_of(payload: dict[str, Any], kernel: Kernel, dtype: np.dtype) -> Whitener:
+def whitener_of(payload: TileFactors, kernel: Kernel, dtype: np.dtype) -> Whitener:
     """What pass 1 applies."""
     return Whitener(
-        columns=columns_of(payload["landmarks"], kernel, dtype),
+        columns=columns_of(payload.landmarks, kernel, dtype),
         diagonal=kernel.diagonal,
-        inverse=_cast(payload["factors"][0], dtype),
-        residual_error=residual_error(payload["n_landmarks"], payload["kernel_error"]),
+        inverse=_cast(payload.factors[0], dtype),
+        residual_error=residual_error(payload.n_landmarks, payload.kernel_error),
     )
 
 
@@ -52,20 +63,19 @@ class Reading:
     certainty: Certainty | None = None
     landmark_rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
-    def scorer(self, payload: dict[str, Any], probe: dict[str, Any] | None) -> Scorer:
+    def scorer(self, payload: TileFactors, probe: ProbeRows | None) -> Scorer:
         """What pass 2 applies."""
         kernel, dtype, shifts = self.kernel, self.dtype, np.array(self.shifts)
-        leading, subset = payload.get("leading"), payload.get("subset")
+        leading, subset = payload.leading, payload.subset
         return Scorer(
-            columns=columns_of(payload["landmarks"], kernel, dtype),
+            columns=columns_of(payload.landmarks, kernel, dtype),
             diagonal=kernel.diagonal,
-            factors=tuple(_cast(factor, dtype) for factor in payload["factors"]),
-            readings=self._readings(payload["eigenvalues"], shifts),
+            factors=tuple(_cast(factor, dtype) for factor in payload.factors),
+            readings=self._readings(payload.eigenvalues, shifts),
             shifts=shifts,
-            residual_error=residual_error(payload["n_landmarks"], payload["kernel_error"]),
+            residual_error=residual_error(payload.n_landmarks, payload.kernel_error),
             probe=None if probe is None else Probe(
-                kernel.columns(probe["X"], dtype), _cast(probe["coefficients"], dtype), probe["rows"],
-                probe["weights"], probe["scale"],
+                kernel.columns(probe.X, dtype), _cast(probe.coefficients, dtype), probe.rows, probe.weights, probe.scale
             ),
             leading=None if leading is None else Leading(_cast(leading[0], dtype), *leading[1:]),
             subset=Subset(tuple(_cast(one, dtype) for one in subset), self.landmark_rows) if subset else None,
@@ -85,7 +95,7 @@ class Reading:
         return _cast(np.hstack(columns), self.dtype)
 
 
-def score_drawn_rows(reading: Reading, payload: dict[str, Any], parts: Pieces) -> ScoredRows:
+def score_drawn_rows(reading: Reading, payload: TileFactors, parts: Pieces) -> ScoredRows:
     """Everything about rows of the data whose residuals are not at hand."""
     return drawn_rows_block(whitener_of(payload, reading.kernel, reading.dtype), reading.scorer(payload, None), parts)
 
@@ -93,8 +103,8 @@ def score_drawn_rows(reading: Reading, payload: dict[str, Any], parts: Pieces) -
 def new_rows_task(
     reading: Reading,
     then: Callable[..., Any],
-    payload: dict[str, Any],
-    probe: dict[str, Any] | None,
+    payload: TileFactors,
+    probe: ProbeRows | None,
     source: Any,
     start: int,
 ) -> Any:
@@ -106,3 +116,50 @@ def new_rows_task(
 def quantity(name: str, scored: ScoredRows, start: int) -> NDArray[np.float64]:
     """One of the quantities that are known of new rows, with a column for every ridge."""
     return scored.residual[:, None] if name == "residual" else getattr(scored, name)
+
+
+# Makes what is summed of a block where it is, of the factor of W, the block's first row and what else it is given.
+BeginSums = Callable[..., BlockSums]
+
+
+def plain_sums(payload: TileFactors, start: int) -> GramSum:
+    """The Gram matrix alone."""
+    return GramSum(len(payload.factors[0]))
+
+
+def gram_task(
+    run: str,
+    kernel: Kernel,
+    dtype: np.dtype,
+    draws: dict[str, Draw],
+    begin: BeginSums | None,
+    payload: TileFactors,
+    source: Any,
+    start: int,
+    *more: Any,
+) -> GramPart:
+    """Pass 1 on one block; ``more`` is what its sums need besides."""
+    sums = None if begin is None else begin(payload, start, *more)
+    part = gram_block(whitener_of(payload, kernel, dtype), pieces(source), start, draws, sums)
+    (kept,) = part.kept
+    mean = part.totals.diagonal / max(1, len(kept.residual))
+    telemetry.count("residual", run, start, kept.residual / (mean or 1.0), dtype)
+    return part
+
+
+def score_task(
+    run: str,
+    reading: Reading,
+    then: Callable[..., Any],
+    payload: TileFactors,
+    probe: ProbeRows | None,
+    source: Any,
+    start: int,
+    kept: KeptResiduals,
+    *more: Any,
+) -> Any:
+    """What ``then`` makes of pass 2 on one block."""
+    scored = score_block(reading.scorer(payload, probe), pieces(source), start, kept)
+    smallest = reading.shifts.index(min(reading.shifts))
+    telemetry.count("score", run, start, scored.scores[:, smallest], reading.dtype)
+    return then(scored, start, *more)

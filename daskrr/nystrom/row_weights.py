@@ -1,7 +1,6 @@
 """Weights of rows: a weight m counts a row as m repeats of it would."""
 
 import os
-import uuid
 from typing import Any
 
 import dask.array as da
@@ -9,12 +8,14 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from daskrr.engine.passes import Run, block_rows, executor, split, task
-from daskrr.engine.rows import ConstantRows, JoinedRows, Rows, open_rows, pieces, readable
 from daskrr.errors import InvalidData
 from daskrr.kernels.weighted import Weighted
-from daskrr.nystrom.sampling import check_weights
-from daskrr.nystrom.selection import weigh
+from daskrr.nystrom.drawing import of_blocks, weigh
+from daskrr.nystrom.landmarks import check_weights
+from daskrr.runtime.blocks import block_rows
+from daskrr.runtime.inputs import readable
+from daskrr.runtime.map_blocks import Run, map_blocks
+from daskrr.runtime.rows import ConstantRows, JoinedRows, Rows, open_rows, pieces
 
 
 def open_weights(rows: Rows, sample_weight: Any, missing_chunks: str) -> Rows:
@@ -32,20 +33,17 @@ def open_weights(rows: Rows, sample_weight: Any, missing_chunks: str) -> Rows:
 
 def is_lazy(array: Any) -> bool:
     """Whether an array is not in memory and must not be brought there."""
-    return isinstance(array, (da.Array, zarr.Array, str, os.PathLike))
+    return isinstance(array, (da.Array, zarr.Array, Rows, str, os.PathLike))
 
 
 def sum_weights(weights: Rows) -> tuple[float, int]:
     """The sum of all weights, and how many are above zero."""
-    name = uuid.uuid4().hex
-    run = Run(name, weights, split(weights.n_rows, block_rows(1, weights)), executor(name), lambda event: None)
-    source = weights.anew(f"weights-{name}")
-    sources = ((b, source.source(b.start, b.stop)) for b in run.blocks)
-    weighed = weigh(run, (task("check-weights", name, b.index, _check_block, one, b.start) for b, one in sources))
+    run = Run.over(weights, block_rows(1, weights))
+    weighed = weigh(map_blocks(run, "check-weights", _check_block, weights))
     if not weighed.total > 0:
         raise InvalidData("every sample weight is zero: there is nothing to fit.")
-    counts = [run.executor.apply("count-weights", np.count_nonzero, one) for one in weighed.handles]
-    return weighed.total, int(sum(run.executor.values(counts)))
+    counts = of_blocks(run.executor, "count-weights", np.count_nonzero, weighed.handles)
+    return weighed.total, int(sum(counts))
 
 
 def _check_block(source: Any, start: int) -> NDArray[np.float64]:

@@ -5,6 +5,7 @@ checksum of every array and one of themselves, so that what is read is what was 
 """
 
 import json
+import os
 import zlib
 from typing import Any
 
@@ -13,37 +14,41 @@ import zarr
 from numpy.typing import NDArray
 
 from daskrr import __version__
-from daskrr.engine.factors import Factors
-from daskrr.engine.storage import FORMAT, RESULT_KEY, checksum
 from daskrr.errors import InvalidData
-from daskrr.numerics.algebra import RidgeFactor, Whitening
+from daskrr.numerics.factorize import RidgeFactor, Whitening
+from daskrr.nystrom.factors import Factors, ProbeRows, TileFactors
+from daskrr.storage.output import FORMAT, RESULT_KEY, Output, is_begun
+from daskrr.storage.saving import kind_of
+from daskrr.storage.urls import locate, redact
+from daskrr.storage.zarr_arrays import checksum
 
 SKETCH = "a sketch"
 SKETCH_VERSION = 1
+PROBE_ARRAYS = ("X", "coefficients", "rows", "weights")
 
 Arrays = dict[str, NDArray]
 
 
-def packed(payload: dict[str, Any], probe: dict[str, Any] | None) -> tuple[Arrays, dict[str, Any]]:
-    """Arrays and numbers of what scores new rows: the payload "new rows" of a run's factors, and its probe."""
-    inverse, ridge = payload["factors"]
-    arrays = {"landmarks": payload["landmarks"], "inverse": triangle_of(inverse)}
-    facts = {"n_landmarks": payload["n_landmarks"], "kernel_error": payload["kernel_error"]}
-    if payload["eigenvalues"] is None:
+def packed(payload: TileFactors, probe: ProbeRows | None) -> tuple[Arrays, dict[str, Any]]:
+    """Arrays and numbers of what scores new rows: the factors for new rows, and the probe."""
+    inverse, ridge = payload.factors
+    arrays = {"landmarks": payload.landmarks, "inverse": triangle_of(inverse)}
+    facts = {"n_landmarks": payload.n_landmarks, "kernel_error": payload.kernel_error}
+    if payload.eigenvalues is None:
         arrays |= {"ridge": triangle_of(ridge)}
     else:
-        arrays |= {"ridge": ridge, "eigenvalues": payload["eigenvalues"]}
-    if payload["leading"] is not None:
-        arrays["leading"], arrays["leading_eigenvalues"], facts["largest_left"] = payload["leading"]
-    if payload["subset"]:
-        arrays["subset"] = np.stack([triangle_of(one) for one in payload["subset"]])
+        arrays |= {"ridge": ridge, "eigenvalues": payload.eigenvalues}
+    if payload.leading is not None:
+        arrays["leading"], arrays["leading_eigenvalues"], facts["largest_left"] = payload.leading
+    if payload.subset:
+        arrays["subset"] = np.stack([triangle_of(one) for one in payload.subset])
     if probe is not None:
-        facts["probe_scale"] = probe["scale"]
-        arrays |= {f"probe_{name}": probe[name] for name in ("X", "coefficients", "rows", "weights")}
+        facts["probe_scale"] = probe.scale
+        arrays |= {f"probe_{name}": getattr(probe, name) for name in PROBE_ARRAYS}
     return arrays, facts
 
 
-def unpacked(arrays: Arrays, facts: dict[str, Any]) -> tuple[Factors, dict[str, Any] | None]:
+def unpacked(arrays: Arrays, facts: dict[str, Any]) -> tuple[Factors, ProbeRows | None]:
     """What :func:`packed` was given, as factors and a probe."""
     rank, unknown, nothing = len(arrays["landmarks"]), float("nan"), np.empty(0)
     inverse = square_of(arrays["inverse"], rank)
@@ -70,8 +75,8 @@ def unpacked(arrays: Arrays, facts: dict[str, Any]) -> tuple[Factors, dict[str, 
     )
     if "probe_scale" not in facts:
         return factors, None
-    probe = {name: arrays[f"probe_{name}"] for name in ("X", "coefficients", "rows", "weights")}
-    return factors, probe | {"scale": facts["probe_scale"]}
+    probe = {name: arrays[f"probe_{name}"] for name in PROBE_ARRAYS}
+    return factors, ProbeRows(**probe, scale=facts["probe_scale"])
 
 
 def sealed(arrays: Arrays, about: dict[str, Any]) -> dict[str, Any]:
@@ -90,15 +95,15 @@ def read_sealed(group: zarr.Group, name: str) -> tuple[Arrays, dict[str, Any]]:
         It is of another version, or is not what was written.
     """
     told: Any = group.attrs.get(RESULT_KEY) or {}
-    about = {key: value for key, value in told.items() if key not in ("format", "kind")}
-    if (told.get("format"), about.get("sketch_version")) != (FORMAT, SKETCH_VERSION):
+    facts = {key: value for key, value in told.items() if key not in ("format", "kind", "generation")}
+    if (told.get("format"), facts.get("sketch_version")) != (FORMAT, SKETCH_VERSION):
         raise InvalidData(
-            f"the sketch at {name} has version {about.get('sketch_version')}, and this daskrr reads version "
+            f"the sketch at {name} has version {facts.get('sketch_version')}, and this daskrr reads version "
             f"{SKETCH_VERSION}."
         )
-    if about.pop("crc32", None) != _signature(about):
+    if facts.pop("crc32", None) != _signature(facts):
         raise InvalidData(f"the sketch at {name} is damaged: its attributes are not what was written.")
-    return {key: _read(group, key, one, name) for key, one in about["arrays"].items()}, about
+    return {key: _read(group, key, one, name) for key, one in facts["arrays"].items()}, facts
 
 
 def _signature(about: dict[str, Any]) -> int:
@@ -108,19 +113,19 @@ def _signature(about: dict[str, Any]) -> int:
 def _read(group: zarr.Group, key: str, told: dict[str, Any], name: str) -> NDArray:
     try:
         stored: Any = group[key]
-        found = np.ascontiguousarray(stored[...])
+        values = np.ascontiguousarray(stored[...])
     except InvalidData:  # it is exchanged for another
         raise
     except Exception as error:  # stores and codecs raise errors of many kinds
         raise InvalidData(
             f"the sketch at {name} is damaged: {key} cannot be read, {type(error).__name__}: {error}"
         ) from None
-    if list(found.shape) != told["shape"] or checksum(found) != told["crc32"]:
+    if list(values.shape) != told["shape"] or checksum(values) != told["crc32"]:
         raise InvalidData(
-            f"the sketch at {name} is damaged: {key}, of shape {found.shape}, is not the array of shape "
+            f"the sketch at {name} is damaged: {key}, of shape {values.shape}, is not the array of shape "
             f"{tuple(told['shape'])} that was written."
         )
-    return found
+    return values
 
 
 def triangle_of(lower: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -133,3 +138,23 @@ def square_of(triangle: NDArray[np.float64], size: int) -> NDArray[np.float64]:
     full = np.zeros((size, size))
     full[np.tril_indices(size)] = triangle
     return full
+
+
+def read_stored(path: str | os.PathLike) -> tuple[Any, dict[str, Any]]:
+    """The group and the facts of a sketch that was saved, or that stored scores carry.
+
+    Raises
+    ------
+    InvalidData
+        There is none, scores are not finished, or the sketch is damaged.
+    """
+    name, kind = redact(locate(path)), kind_of(path)
+    if kind == SKETCH:
+        return read_sealed(Output(path).open(SKETCH)[0], name)
+    if kind is None and not is_begun(path):
+        raise InvalidData(f"there is no model, no sketch and no scores at {name}.")
+    group = Output(path).open("scores")[0]
+    if "sketch" not in group:
+        raise InvalidData(f"the scores at {name} carry no sketch. Score again to have it.")
+    found: Any = group["sketch"]
+    return read_sealed(found, name)

@@ -22,6 +22,8 @@ from daskrr.plots.style import (
     axes_for,
     finish,
     legend,
+    short_count,
+    sparse_log_labels,
     whole,
 )
 
@@ -29,8 +31,12 @@ from daskrr.plots.style import (
 NAMED = 3
 # Counts that differ by more than this are drawn on a logarithmic axis.
 FAR_APART = 20
-# For every line of the legend, as a share of the height.
-HEADROOM = 0.15
+# Above the highest bar, as a share of the height.
+HEADROOM = 0.06
+# Where the highest edge of a legend is that stands below the axes, as a share of their height.
+LEGEND_BELOW = -0.2
+# Labels on an axis of ranks.
+MOST_RANKS = 7
 LINES = (VERMILLION, GREEN, PURPLE, ORANGE)
 
 
@@ -68,17 +74,18 @@ def draw_scores(
     for (name, values), style, colour in zip(outlines.items(), ("-", "--"), (BLUE, GUIDE), strict=False):
         axes.stairs(values, edges, color=colour, linestyle=style, linewidth=1.3, label=f"{name} ends", zorder=3)
     axes.set_xscale("log")
-    highest, room = max(int(filled.max(initial=1)), 1), 1.0 + HEADROOM * (3 + len(outlines))
+    highest = max(int(filled.max(initial=1)), 1)
     if highest > FAR_APART * filled[filled > 0].min(initial=highest):
-        axes.set(yscale="log", ylim=(0.7, highest**room))
+        axes.set(yscale="log", ylim=(0.7, highest ** (1.0 + HEADROOM)))
     else:
-        axes.set_ylim(0.0, highest * room)
+        axes.set_ylim(0.0, highest * (1.0 + HEADROOM))
     _draw_mean(axes, mean)
     _mark_rows(axes, top)
     note = f"  ({below:,} rows below {edges[0]:.1g} are not drawn)" if below else ""
     axes.yaxis.set_major_formatter(whole)
+    sparse_log_labels(axes.xaxis)
     finish(axes, title, "leverage score" + note, "rows", subtitle)
-    legend(axes, loc="upper right")
+    legend(axes, loc="upper center", bbox_to_anchor=(0.5, LEGEND_BELOW), ncols=2)
     return axes
 
 
@@ -101,7 +108,7 @@ def _mark_rows(axes: Axes, top: Mapping[int, float]) -> None:
 
 def draw_intervals(
     ax: Axes | None,
-    rank: NDArray[np.float64],
+    edges: NDArray[np.int64],
     bands: Mapping[str, NDArray[np.float64]],
     width: NDArray[np.float64],
     title: str = "",
@@ -109,12 +116,14 @@ def draw_intervals(
 ) -> Axes:
     """Rows in order of their estimate, highest first, in groups: mean interval, its extremes and its relative width.
 
+    Every group is a step, so that a cliff between two rows is drawn as one.
+
     Parameters
     ----------
     ax
         Axes to draw on; by default two new panels, the lower one for the width.
-    rank
-        (g,) middle rank of each group.
+    edges
+        (g + 1,) rank of the first row of each group, and n + 1.
     bands
         (g,) each: means of ``lower``, ``estimate``, ``upper`` and ``scores``, and extremes ``lowest`` and ``highest``.
     width
@@ -125,18 +134,26 @@ def draw_intervals(
         _, (ax, panel) = plt.subplots(
             2, 1, figsize=(7.0, 5.4), sharex=True, height_ratios=(3, 1), layout="constrained"
         )  # fmt: skip
+    ax.use_sticky_edges = False  # room above and below the steps
     drawn = _lifted(bands)
-    ax.fill_between(rank, drawn["lowest"], drawn["highest"], color=SKY, alpha=0.25, linewidth=0, label="extremes")
-    ax.fill_between(rank, drawn["lower"], drawn["upper"], color=BLUE, alpha=0.35, linewidth=0, label="mean interval")
-    ax.plot(rank, drawn["estimate"], color=BLUE, linewidth=2.0, label="estimate")
-    ax.plot(rank, drawn["scores"], color=ORANGE, linewidth=1.4, linestyle="--", label="score of the sketch")
+    for low, high, colour, alpha, label in (
+        ("lowest", "highest", SKY, 0.25, "extremes"),
+        ("lower", "upper", BLUE, 0.35, "mean interval"),
+    ):
+        ax.stairs(drawn[high], edges, baseline=drawn[low], fill=True, color=colour, alpha=alpha, label=label)
+    ax.stairs(drawn["estimate"], edges, baseline=None, color=BLUE, linewidth=2.0, label="estimate")
+    ax.stairs(
+        drawn["scores"], edges, baseline=None, color=ORANGE, linewidth=1.4, linestyle="--", label="score of the sketch"
+    )  # fmt: skip
     ax.set(xscale="log", yscale="log")
-    ax.xaxis.set_major_formatter(whole)
+    ax.xaxis.set_major_locator(LogLocator(numticks=MOST_RANKS))
+    ax.xaxis.set_major_formatter(short_count)
+    sparse_log_labels(ax.yaxis)
     below = "rank by estimate, highest first"
     finish(ax, title, "" if panel is not None else below, "leverage score", subtitle)
     legend(ax, loc="lower left")
     if panel is not None:
-        _draw_width(panel, rank, width)
+        _draw_width(panel, edges, width)
         finish(panel, "", below, "relative width")
     return ax
 
@@ -148,9 +165,10 @@ def _lifted(bands: Mapping[str, NDArray[np.float64]]) -> dict[str, NDArray[np.fl
     return {name: np.maximum(values, least) for name, values in bands.items()}
 
 
-def _draw_width(axes: Axes, rank: NDArray[np.float64], width: NDArray[np.float64]) -> None:
+def _draw_width(axes: Axes, edges: NDArray[np.int64], width: NDArray[np.float64]) -> None:
     finite = np.isfinite(width)
-    axes.plot(rank[finite], np.maximum(width[finite], 1e-12), color=VERMILLION, linewidth=1.8)
+    drawn = np.where(finite, np.maximum(width, 1e-12), np.nan)
+    axes.stairs(drawn, edges, baseline=None, color=VERMILLION, linewidth=1.8)
     axes.set_yscale("log")
     if not finite.all():
         axes.set_title(f"unbounded in {1 - finite.mean():.0%} of the groups", fontsize=SMALL, loc="right")

@@ -9,10 +9,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 # The Okabe-Ito palette, and greys.
 BLUE = "#0072B2"
@@ -65,6 +67,15 @@ def finish(axes: Axes, title: str, xlabel: str, ylabel: str, subtitle: str = "")
         axes.spines[side].set_visible(False)
 
 
+def sparse_log_labels(axis: Axis) -> None:
+    """Labels at 1, 2 and 5 times powers of ten, as plain numbers, where an axis spans few of them; else at powers."""
+    low, high = axis.get_view_interval()
+    axis.set_minor_formatter(NullFormatter())
+    if low > 0 and high < 300 * low:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
 def legend(axes: Axes, **where: Any) -> None:
     """A legend that lets the picture through a little."""
     axes.legend(**{"loc": "best", "frameon": True, "framealpha": 0.85, "edgecolor": "none", "fontsize": SMALL} | where)
@@ -78,3 +89,11 @@ def blues() -> Colormap:
 def whole(value: float, _: Any = None) -> str:
     """A count, for an axis."""
     return f"{value:,.0f}" if value >= 1 else ""
+
+
+def short_count(value: float, _: Any = None) -> str:
+    """A count in few signs, for an axis that has many: 300, 10k, 3M."""
+    for size, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:,.0f}{sign}"
+    return whole(value)

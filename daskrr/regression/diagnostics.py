@@ -40,7 +40,7 @@ class Diagnostics:
     >>> X = np.linspace(0, 6, 200)[:, None]
     >>> y = np.sin(X[:, 0])
     >>> y[30] += 3.0
-    >>> model = daskrr.NystromKernelRidge(daskrr.kernels.Gaussian(1.0), 1e-3, n_landmarks=30, random_state=0).fit(X, y)
+    >>> model = daskrr.NystromKernelRidge(daskrr.kernels.Gaussian(1.0), 1e-3, landmarks=30, random_state=0).fit(X, y)
     >>> int(np.argmax(model.diagnose(X, y).cooks_distance))
     30
     """

@@ -6,15 +6,15 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike
 
-from daskrr.arguments import prepare
-from daskrr.engine.feed import reporter
-from daskrr.engine.progress import Reporter
 from daskrr.errors import InvalidParameter
 from daskrr.kernels import Kernel
-from daskrr.nystrom.selection import resolve_kernel
+from daskrr.nystrom.strategies import Certify, Tolerance
 from daskrr.regression.estimator import all_or_nothing, given_kernel, started, without_trace
+from daskrr.regression.fitting import Training, train
+from daskrr.regression.learning import resolve_with_targets
 from daskrr.regression.model import KernelRidgeModel
-from daskrr.regression.training import Training, train
+from daskrr.runtime.progress import Reporter
+from daskrr.runtime.telemetry import reporter
 
 
 class NystromKernelRidge(KernelRidgeModel):
@@ -27,10 +27,12 @@ class NystromKernelRidge(KernelRidgeModel):
     Parameters
     ----------
     kernel
-        A kernel of :mod:`daskrr.kernels` or its specification; None is a Gaussian with the median distance.
+        A kernel of :mod:`daskrr.kernels`, its name or its specification, see :func:`daskrr.kernels.as_kernel`; None is
+        a Gaussian with the median distance. ``length_scale="learn"`` learns one length scale per feature from the
+        targets of a sample of the rows.
     ridge
         λ > 0.
-    n_landmarks, sampling, tolerance, absolute_tolerance, max_landmarks, rounds, replacement, epsilon, sketch_ridge
+    landmarks, sampling
         As of :func:`daskrr.leverage_scores`; so are dtype, missing_chunks and block_rows.
     fit_intercept
         Whether f has a constant part that is not penalised.
@@ -38,8 +40,9 @@ class NystromKernelRidge(KernelRidgeModel):
         What sample weights mean. ``"frequency"``: a row of weight m is m equal rows in all that is said of the fit, and
         diagnostics speak of one of them. ``"precision"``: the variance of a row's noise is in inverse proportion to its
         weight, and a common factor of all weights means nothing. Predictions are the same.
-    certify, failure_probability
-        Whether to bound how much is lost to the sampling of columns, and how certain that shall be.
+    certify
+        Whether to bound how much is lost to the sampling of columns, or a :class:`daskrr.Certify` that says how certain
+        that shall be.
     random_state
         Seed of the landmarks; None draws one.
     progress
@@ -70,29 +73,21 @@ class NystromKernelRidge(KernelRidgeModel):
     --------
     >>> import numpy as np, daskrr
     >>> X = np.linspace(0, 6, 200)[:, None]
-    >>> model = daskrr.NystromKernelRidge(daskrr.kernels.Gaussian(1.0), 1e-6, n_landmarks=30, random_state=0)
+    >>> model = daskrr.NystromKernelRidge(daskrr.kernels.Gaussian(1.0), 1e-6, landmarks=30, random_state=0)
     >>> bool(model.fit(X, np.sin(X[:, 0])).score(X, np.sin(X[:, 0])) > 0.999)
     True
     """
 
     def __init__(
         self,
-        kernel: Kernel | dict | None = None,
+        kernel: Kernel | dict | str | None = None,
         ridge: float = 1e-3,
-        n_landmarks: int | None = None,
+        landmarks: int | Tolerance | None = None,
         *,
         sampling: Any = "residual",
-        tolerance: float | None = None,
-        absolute_tolerance: float | None = None,
-        max_landmarks: int | None = None,
-        rounds: int = 2,
-        replacement: bool | None = None,
-        epsilon: float = 0.1,
-        sketch_ridge: float | None = None,
         fit_intercept: bool = False,
         weight_meaning: str = "frequency",
-        certify: bool = True,
-        failure_probability: float = 1e-6,
+        certify: bool | Certify = True,
         dtype: DTypeLike = "float64",
         missing_chunks: str = "refuse",
         block_rows: int | None = None,
@@ -101,19 +96,11 @@ class NystromKernelRidge(KernelRidgeModel):
     ) -> None:
         self.kernel = kernel
         self.ridge = ridge
-        self.n_landmarks = n_landmarks
+        self.landmarks = landmarks
         self.sampling = sampling
-        self.tolerance = tolerance
-        self.absolute_tolerance = absolute_tolerance
-        self.max_landmarks = max_landmarks
-        self.rounds = rounds
-        self.replacement = replacement
-        self.epsilon = epsilon
-        self.sketch_ridge = sketch_ridge
         self.fit_intercept = fit_intercept
         self.weight_meaning = weight_meaning
         self.certify = certify
-        self.failure_probability = failure_probability
         self.dtype = dtype
         self.missing_chunks = missing_chunks
         self.block_rows = block_rows
@@ -134,21 +121,21 @@ class NystromKernelRidge(KernelRidgeModel):
         data, kernel = self._checked(X, y, sample_weight)
         data.check_reachable()
         weighed = data.weighed()
-        job = prepare(weighed.rows, weighed.kernel(kernel), self.ridge, self.n_landmarks, self._options())
+        problem = self._problem(weighed.rows, weighed.kernel(kernel), self.ridge)
         with reporter(self.progress) as report:
-            run = started(job, report)
-            kernel = resolve_kernel(run, job.settings.kernel, job.scheme.seed)
-            settings = replace(job.settings, kernel=kernel, intercept=bool(self.fit_intercept))
-            trained = train(job, run, settings, weighed, data.origin())
-            deviation = trained.deviation(job.failure_probability) if job.certify else None
-        self._keep(trained, job.settings.ridges[0], data, deviation)
+            run = started(problem, report)
+            kernel = resolve_with_targets(run, problem.settings.kernel, weighed, problem.seed)
+            settings = replace(problem.settings, kernel=kernel, intercept=bool(self.fit_intercept))
+            trained = train(problem, run, settings, weighed, data.origin())
+            deviation = trained.deviation(problem.failure_probability) if problem.certify else None
+        self._keep(trained, problem.settings.ridges[0], data, deviation)
         return self
 
     @without_trace
     def check(self, X: Any, y: Any, sample_weight: Any = None) -> None:
         """Raise what :meth:`fit` would raise before any long work, without a cluster and without reading rows."""
         data, kernel = self._checked(X, y, sample_weight)
-        prepare(data.rows, kernel, self.ridge, self.n_landmarks, self._options())
+        self._problem(data.rows, kernel, self.ridge)
 
     def _checked(self, X: Any, y: Any, sample_weight: Any) -> tuple[Training, Kernel]:
         if np.ndim(self.ridge):

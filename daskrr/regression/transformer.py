@@ -9,19 +9,21 @@ from numpy.typing import DTypeLike, NDArray
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
-from daskrr.arguments import Job, prepare
-from daskrr.engine.feed import reporter
-from daskrr.engine.progress import Reporter
-from daskrr.engine.rows import open_rows, pieces
 from daskrr.kernels import Kernel
-from daskrr.numerics.gram import whitened_rows
+from daskrr.leverage.problem import Problem
+from daskrr.numerics.pass1 import whitened_rows
 from daskrr.numerics.tiles import BlockReader, check_overflow
 from daskrr.nystrom.audit import audit, audit_draws
-from daskrr.nystrom.pass1 import first_pass, whiten
+from daskrr.nystrom.drawing import resolve_kernel
+from daskrr.nystrom.factors import TileFactors, whitener
+from daskrr.nystrom.first_pass import first_pass, whiten
 from daskrr.nystrom.reading import whitener_of
-from daskrr.nystrom.selection import resolve_kernel
+from daskrr.nystrom.strategies import Certify, Tolerance
 from daskrr.regression.estimator import SketchedEstimator, all_or_nothing, given_kernel, started
-from daskrr.regression.training import Deviation, audited_rows, choose, fresh_stream
+from daskrr.regression.fitting import Deviation, audited_rows, choose, fresh_stream
+from daskrr.runtime.progress import Reporter
+from daskrr.runtime.rows import open_rows, pieces
+from daskrr.runtime.telemetry import reporter
 
 
 class NystromTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SketchedEstimator):
@@ -33,13 +35,15 @@ class NystromTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Sket
     Parameters
     ----------
     kernel
-        A kernel of :mod:`daskrr.kernels` or its specification; None is a Gaussian with the median distance.
-    n_landmarks, sampling, tolerance, absolute_tolerance, max_landmarks, rounds, replacement, epsilon, sketch_ridge
+        A kernel of :mod:`daskrr.kernels`, its name or its specification, see :func:`daskrr.kernels.as_kernel`; None is
+        a Gaussian with the median distance.
+    landmarks, sampling
         As of :func:`daskrr.leverage_scores`; so are dtype, missing_chunks and block_rows.
     ridge
         λ > 0 for sampling by leverage and for a tolerance; nothing else depends on it.
-    certify, failure_probability
-        Whether to bound how far L is below the kernel matrix of the rows, and how certain that shall be; one more pass.
+    certify
+        Whether to bound how far L is below the kernel matrix of the rows, or a :class:`daskrr.Certify` that says how
+        certain that shall be; one more pass.
     random_state
         Seed of the landmarks; None draws one.
     progress
@@ -59,7 +63,7 @@ class NystromTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Sket
     --------
     >>> import numpy as np, daskrr
     >>> X = np.random.default_rng(0).standard_normal((200, 2))
-    >>> B = daskrr.NystromTransformer(daskrr.kernels.Gaussian(2.0), n_landmarks=40, random_state=0).fit_transform(X)
+    >>> B = daskrr.NystromTransformer(daskrr.kernels.Gaussian(2.0), landmarks=40, random_state=0).fit_transform(X)
     >>> bool(np.abs(B @ B.T - daskrr.kernels.Gaussian(2.0)(X, X)).max() < 0.01)
     True
     """
@@ -69,20 +73,12 @@ class NystromTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Sket
 
     def __init__(
         self,
-        kernel: Kernel | dict | None = None,
-        n_landmarks: int | None = None,
+        kernel: Kernel | dict | str | None = None,
+        landmarks: int | Tolerance | None = None,
         *,
         ridge: float = 1e-3,
         sampling: Any = "residual",
-        tolerance: float | None = None,
-        absolute_tolerance: float | None = None,
-        max_landmarks: int | None = None,
-        rounds: int = 2,
-        replacement: bool | None = None,
-        epsilon: float = 0.1,
-        sketch_ridge: float | None = None,
-        certify: bool = False,
-        failure_probability: float = 1e-6,
+        certify: bool | Certify = False,
         dtype: DTypeLike = "float64",
         missing_chunks: str = "refuse",
         block_rows: int | None = None,
@@ -90,18 +86,10 @@ class NystromTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Sket
         progress: Reporter | bool | None = False,
     ) -> None:
         self.kernel = kernel
-        self.n_landmarks = n_landmarks
+        self.landmarks = landmarks
         self.ridge = ridge
         self.sampling = sampling
-        self.tolerance = tolerance
-        self.absolute_tolerance = absolute_tolerance
-        self.max_landmarks = max_landmarks
-        self.rounds = rounds
-        self.replacement = replacement
-        self.epsilon = epsilon
-        self.sketch_ridge = sketch_ridge
         self.certify = certify
-        self.failure_probability = failure_probability
         self.dtype = dtype
         self.missing_chunks = missing_chunks
         self.block_rows = block_rows
@@ -119,42 +107,42 @@ class NystromTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Sket
         KernelNotPositive, RidgeTooSmall, CheckFailed
             When the numbers cannot be trusted.
         """
-        job = self._job(X)
-        job.executor.check(job.rows)
+        problem = self._stated(X)
+        problem.executor.check(problem.rows)
         with reporter(self.progress) as report:
-            run = started(job, report)
-            settings = replace(job.settings, kernel=resolve_kernel(run, job.settings.kernel, job.scheme.seed))
-            sketch, _ = whiten(run, f"{run.name}-features", settings, choose(job, run, settings))
+            run = started(problem, report)
+            kernel = resolve_kernel(run, problem.settings.kernel, problem.seed)
+            settings = replace(problem.settings, kernel=kernel)
+            sketch, _ = whiten(run, f"{run.name}-features", settings, choose(problem, run, settings))
             deviation = None
             if self.certify:
-                size, seed, number = audited_rows(job), job.scheme.seed, fresh_stream(job)
+                size, seed, number = audited_rows(problem), problem.seed, fresh_stream(problem)
                 first = first_pass(run, sketch, audit_draws(seed, number, size), with_gram=False, title="residuals")
-                found = audit(run, sketch, first, size, job.failure_probability, seed, number)
+                found = audit(run, sketch, first, size, problem.failure_probability, seed, number)
                 deviation = Deviation(found.delta, found.failure_probability)
         self.kernel_, self.deviation_ = sketch.kernel, deviation
         self._algebra, self._n_features_out = sketch.algebra, sketch.rank
-        self.n_features_in_ = job.rows.shape[1]
+        self.n_features_in_ = problem.rows.shape[1]
+        self._remember_features(problem.rows)
         return self
 
-    def _job(self, X: Any) -> Job:
+    def _stated(self, X: Any) -> Problem:
         rows = open_rows(self._validated(X), missing_chunks=self.missing_chunks)
         kernel = given_kernel(self.kernel, rows.n_rows)
-        return prepare(rows, kernel, self.ridge, self.n_landmarks, self._options())
+        return self._problem(rows, kernel, self.ridge)
 
     def transform(self, X: Any) -> Any:
         """Features (m, r) of rows (m, d): a NumPy array for what is in memory, else a lazy Dask array."""
         check_is_fitted(self)
         work = partial(_transform, self.kernel_, np.dtype(self.dtype))
         n_features = self._n_features_out
-        return self._apply("transform", "whitener", n_features, work, n_features, self._new_rows(X))
+        return self._apply("transform", whitener, n_features, work, n_features, self._new_rows(X))
 
 
-def _transform(
-    kernel: Kernel, dtype: np.dtype, payload: dict[str, Any], source: Any, start: int
-) -> NDArray[np.float64]:
-    whitener = whitener_of(payload, kernel, dtype)
-    found = [np.empty((0, len(whitener.inverse)))]
-    found += [whitened_rows(whitener, piece) for piece in BlockReader(pieces(source), start)]
-    for one in found:
+def _transform(kernel: Kernel, dtype: np.dtype, payload: TileFactors, source: Any, start: int) -> NDArray[np.float64]:
+    ready = whitener_of(payload, kernel, dtype)
+    features = [np.empty((0, len(ready.inverse)))]
+    features += [whitened_rows(ready, piece) for piece in BlockReader(pieces(source), start)]
+    for one in features:
         check_overflow(one, start)
-    return np.concatenate(found)
+    return np.concatenate(features)

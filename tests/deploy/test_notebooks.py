@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-nbclient = pytest.importorskip("nbclient", reason="pip install 'daskrr[deploy]'")
-nbformat = pytest.importorskip("nbformat", reason="pip install 'daskrr[deploy]'")
-pytest.importorskip("ipykernel", reason="pip install 'daskrr[jupyter]'")
+nbclient = pytest.importorskip("nbclient", reason="pip install '.[deploy]'")
+nbformat = pytest.importorskip("nbformat", reason="pip install '.[deploy]'")
+pytest.importorskip("ipykernel", reason="pip install '.[jupyter]'")
 pytestmark = pytest.mark.deploy
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "deploy/jupyter").glob("*.ipynb"))
@@ -23,7 +23,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_notebooks__are_there() -> None:
-    assert [path.stem for path in NOTEBOOKS] == ["nightly", "regression", "tour"]
+    assert [path.stem for path in NOTEBOOKS] == ["guide", "nightly", "regression", "tour"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -9,9 +9,9 @@ import zarr
 from strategies import as_zarr
 
 import daskrr
-from daskrr.engine import patience
 from daskrr.errors import InvalidData
 from daskrr.kernels import Gaussian
+from daskrr.storage import retry as patience
 
 NAMES = ("estimate", "lower", "residual", "scores", "upper")
 KERNEL, RIDGE, N_LANDMARKS = Gaussian(1.5), 1e-2, 40

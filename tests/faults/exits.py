@@ -1,7 +1,13 @@
-"""Processes that end just before one of their changes of a folder, as if the power had gone at that moment."""
+"""Processes that end or stop just before one of their changes of a folder, as if the power had gone at that moment.
+
+As a program: ``exits.py NUMBER FOLDER ...`` ends before its n-th change, ``exits.py PATTERN FOLDER ...`` is stopped
+before the first one that gives a file a name in which the pattern is found.
+"""
 
 import itertools
 import os
+import re
+import signal
 import sys
 from typing import Any
 
@@ -22,6 +28,19 @@ def exit_before(number: int, folder: str) -> None:
     sys.addaudithook(hook)
 
 
+def stop_before(pattern: str, folder: str) -> None:
+    """Stop this process before it first gives a file in a folder a name in which a pattern is found."""
+    done = []
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        named = event in ("os.rename", "os.link") and _is_below(arguments[1], folder)
+        if named and not done and re.search(pattern, os.fspath(arguments[1])):
+            done.append(event)
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    sys.addaudithook(hook)
+
+
 def _changes(event: str, arguments: tuple[Any, ...], folder: str) -> bool:
     if event == "open":
         return bool(arguments[2] & WRITES) and _is_below(arguments[0], folder)
@@ -34,7 +53,10 @@ def _is_below(path: Any, folder: str) -> bool:
 
 
 if __name__ == "__main__":
-    exit_before(int(sys.argv[1]), sys.argv[2])
+    if sys.argv[1].isdecimal():
+        exit_before(int(sys.argv[1]), sys.argv[2])
+    else:
+        stop_before(sys.argv[1], sys.argv[2])
     from daskrr.apps.cli import main
 
     main(sys.argv[3:], prog_name="daskrr")

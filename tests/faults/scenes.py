@@ -46,11 +46,22 @@ def score_here(points: Path, output: Path, **options: Any) -> dict[str, Any]:
 
 
 def digest(output: Path) -> str:
-    """Of all published arrays, to the bit; it does not matter where or how often the job was stopped."""
+    """Of all published arrays, to the bit, by plain paths; where or how often the job was stopped is no matter."""
+    names = sorted(zarr.open_group(output, mode="r").array_keys())
+    return _digest({name: zarr.open_array(output / name, mode="r") for name in names})
+
+
+def digest_of_readers(output: Path) -> str:
+    """Of the same arrays as our own readers find them, who do not ask for plain paths."""
+    found = daskrr.open_scores(output)
+    return _digest({name: found[name] for name in found.keys()})  # noqa: SIM118
+
+
+def _digest(arrays: dict[str, zarr.Array]) -> str:
     found = hashlib.sha256()
-    for name in sorted(zarr.open_group(output, mode="r").array_keys()):
+    for name, array in arrays.items():
         found.update(name.encode())
-        found.update(zarr.open_array(output / name, mode="r")[...].tobytes())
+        found.update(array[...].tobytes())
     return found.hexdigest()
 
 
@@ -115,6 +126,16 @@ def run(command: list[str], code: int = 0, **options: Any) -> tuple[str, str]:
     """What a command writes that ends with this code."""
     with started(command, **options) as process:
         return ended(process, code)
+
+
+def everything(output: Path) -> dict[str, bytes | Path]:
+    """All files and links below an output, but for the lease, whose heart beats."""
+    found = [path for path in output.rglob("*") if path.is_symlink() or path.is_file()]
+    found = [path for path in found if "lease.record" not in str(path)]
+    return {
+        path.relative_to(output).as_posix(): path.readlink() if path.is_symlink() else path.read_bytes()
+        for path in found
+    }
 
 
 def n_receipts(output: Path) -> int:

@@ -7,6 +7,7 @@ change it.
 import collections
 import http.client
 import os
+import re
 import threading
 import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from zarr.storage import LocalStore, WrapperStore
 
 ASKED = collections.Counter()
+ABSENT = (404, [("Content-Type", "application/xml"), ("Content-Length", "0")], b"<Error><Code>NoSuchKey</Code></Error>")
+LONG_AGO = "Thu, 01 Jan 2026 00:00:00 GMT"
 
 
 class Plan:
@@ -103,6 +106,72 @@ class Proxy:
             return answer.status, answer.getheaders(), answer.read()
         finally:
             connection.close()
+
+
+class LateProxy(Proxy):
+    """Before a server whose changes some readers see late: for some requests after it, a change has not happened yet.
+
+    Objects that are new are not found, those that were replaced or deleted are still the old ones, and lists tell of
+    neither. Conditions are judged by the server, which knows better. How long a change takes depends on its name and
+    how often that was changed, not on the clock.
+    """
+
+    CONTENTS = re.compile(r"<Contents>.*?</Contents>", re.DOTALL)
+    KEY = re.compile(r"<Key>(.*?)</Key>")
+
+    def __init__(self, server, share=0.3, longest=12, seed=0, lists_only=False):
+        super().__init__(server)
+        self.share, self.longest, self.seed, self.lists_only = share, longest, seed, lists_only
+        self.requests, self.late = 0, 0
+        self._stored = {}  # by object: the answer to who reads it
+        self._pending = {}  # by object: until which request, and the answer until then
+        self._lock = threading.RLock()
+
+    def _ask(self, request, body):
+        with self._lock:
+            self.requests += 1
+            path, _, query = request.path.partition("?")
+            if request.command in ("PUT", "DELETE") or (request.command == "POST" and "delete" in query):
+                return self._changed(request, body, path)
+            if request.command in ("GET", "HEAD") and "list-type" in query:
+                return self._listed(request, body, path)
+            seen = self._seen_late(path)
+            if seen is None or self.lists_only:
+                return super()._ask(request, body)
+            self.late += 1
+            return seen if request.command == "GET" else (seen[0], seen[1], b"")
+
+    def _changed(self, request, body, path):
+        keys = [path] if request.command != "POST" else [f"{path}/{key}" for key in self.KEY.findall(body.decode())]
+        before = {key: self._seen_late(key) or self._stored.get(key, ABSENT) for key in keys if self._is_late(key)}
+        answer = super()._ask(request, body)
+        if answer[0] < 300:
+            tag = dict(answer[1]).get("ETag", "")
+            now = [("ETag", tag), ("Last-Modified", LONG_AGO), ("Content-Length", str(len(body)))]
+            self._stored |= dict.fromkeys(keys, (200, now, body) if request.command == "PUT" else ABSENT)
+            # What the server has copied is not known here.
+            if "x-amz-copy-source" not in request.headers:
+                self._pending |= {key: (self.requests + self.longest, seen) for key, seen in before.items()}
+        return answer
+
+    def _is_late(self, key):
+        ASKED[key, id(self)] += 1
+        return zlib.crc32(f"{self.seed} {key} {ASKED[key, id(self)]}".encode()) < self.share * 2**32
+
+    def _seen_late(self, key):
+        until, seen = self._pending.get(key, (0, None))
+        return seen if self.requests < until else None
+
+    def _listed(self, request, body, path):
+        status, headers, content = super()._ask(request, body)
+        start = f"{path}/"
+
+        def old(found):
+            seen = self._seen_late(start + self.KEY.search(found[0])[1])
+            self.late += seen is not None
+            return "" if seen is not None and seen[0] == 404 else found[0]
+
+        return status, headers, self.CONTENTS.sub(old, content.decode()).encode()
 
 
 class FaultyStore(WrapperStore):

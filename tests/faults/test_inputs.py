@@ -30,10 +30,10 @@ from processes import stop_when
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
 import daskrr
-from daskrr import outputs
-from daskrr.engine.places import blueprint
-from daskrr.engine.storage import write_block
 from daskrr.errors import InvalidData, MissingChunks, OutputExists, SourceChanged
+from daskrr.jobs import reader, verification
+from daskrr.storage.output import Output, folder_of
+from daskrr.storage.zarr_arrays import write_block
 
 CHECKSUMMED = {"compressors": [ZstdCodec(level=1), Crc32cCodec()]}
 GENEROUS = 120
@@ -95,6 +95,7 @@ def test_bit_flip__between_the_passes_is_detected_in_chunks_of_other_shapes(chun
         nothing_published(output)
 
 
+@pytest.mark.slow
 def test_bit_flip__between_the_passes_is_detected_by_workers_and_in_lazy_scores(client, tmp_path):
     source = stored(tmp_path / "X", points())
     file = chunk_files(source)[3]
@@ -177,7 +178,7 @@ def interrupted(source, output, **options):
     """Score until a few blocks of pass 2 are done."""
     with pytest.raises(KeyboardInterrupt):
         score(source, output, progress=Saboteur("pass 2", interrupt, done=2), block_rows=50, **options)
-    assert 2 <= outputs.status(output)["unfinished"][0]["scored"] < 5
+    assert 2 <= reader.status(output)["unfinished"][0]["scored"] < 5
 
 
 def rewrite(source):
@@ -205,6 +206,7 @@ def test_input__that_changed_before_the_job_went_on_is_refused_until_it_is_overw
     assert contents(output) == contents(tmp_path / "anew.zarr")
 
 
+@pytest.mark.slow
 def test_bit_flip__before_the_job_goes_on_is_detected_or_harmless(one_core, tmp_path):
     source = stored(tmp_path / "X", points())
     score(source, tmp_path / "reference.zarr", block_rows=50)
@@ -227,7 +229,7 @@ def test_bit_flip__before_the_job_goes_on_is_detected_or_harmless(one_core, tmp_
 
 
 def store_of(output):
-    store = daskrr.jobs.JobStore(output)
+    store = Output(output)
     return store.journal(store.unfinished[0])
 
 
@@ -250,7 +252,7 @@ def test_input__that_changed_while_a_killed_job_lay_is_refused_by_the_command(tm
     again = subprocess.run([*command, "--overwrite", "--json"], capture_output=True, text=True, timeout=GENEROUS)
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["n_rows"] == 30_000
-    assert outputs.verify(output) == []
+    assert verification.verify(output) == []
 
 
 # --- Outputs that would not fit the input: row 26 -----------------------------------------------------
@@ -278,16 +280,17 @@ def test_output__is_aligned_whatever_the_chunks_of_the_input_and_the_blocks_aske
         np.testing.assert_allclose(found[name][...], getattr(reference, name).compute(), rtol=1e-9, atol=1e-12)
         assert found[name].shards is None
         assert len(chunk_files(output / name)) == -(-60 // found[name].chunks[0])
-    assert outputs.verify(output) == []
+    assert verification.verify(output) == []
 
 
+@pytest.mark.slow
 def test_output__of_another_chunking_is_replaced_whole(client, tmp_path):
     source, output = stored(tmp_path / "X", points(), (10, 3), shards=(60, 3)), tmp_path / "out.zarr"
     for block_rows in (60, 25, 250):
         score(source, output, block_rows=block_rows, overwrite=True)
         score(source, tmp_path / "anew.zarr", block_rows=block_rows, overwrite=True)
         assert contents(output) == contents(tmp_path / "anew.zarr")
-        assert outputs.verify(output) == []
+        assert verification.verify(output) == []
 
 
 def test_output__that_is_a_sharded_array_of_others_is_refused_and_left_alone(tmp_path):
@@ -303,11 +306,11 @@ def test_output__that_is_a_sharded_array_of_others_is_refused_and_left_alone(tmp
 
 
 def test_write_block__refuses_rows_that_are_not_whole_chunks(tmp_path):
-    group = blueprint({"scores": (450,)}, 100, store=str(tmp_path / "out.zarr"))
-    arrays = {"scores": group["scores"]}
+    arrays = Output(tmp_path / "out.zarr").staged("000001-00000000", {"scores": (450,)}, 100).arrays
+    folder = tmp_path / "out.zarr" / folder_of("000001-00000000") / "scores"
     for start, stop in ((0, 50), (50, 150), (0, 430), (399, 450)):
         with pytest.raises(RuntimeError, match="are not whole chunks of 100 rows"):
             write_block(arrays, {"scores": np.zeros(stop - start)}, start)
-    assert chunk_files(tmp_path / "out.zarr" / "scores") == []
+    assert chunk_files(folder) == []
     write_block(arrays, {"scores": np.zeros(50)}, 400)
-    assert len(chunk_files(tmp_path / "out.zarr" / "scores")) == 1
+    assert len(chunk_files(folder)) == 1

@@ -21,15 +21,20 @@ import obstore
 import psutil
 import pytest
 import zarr
-from damage import KERNEL, N_LANDMARKS, RIDGE, chunk_files, flip, points, score, shorten_pauses, stored
+from damage import KERNEL, N_LANDMARKS, RIDGE, chunk_files, contents, flip, points, score, shorten_pauses, stored
+from strategies import forge
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
 import daskrr
-from daskrr import outputs
+from daskrr import machine
 from daskrr.apps import clusters
 from daskrr.apps.convert import convert
-from daskrr.engine.records import Records
-from daskrr.errors import DaskrrError, InvalidData
+from daskrr.errors import DamagedRecord, DaskrrError, InvalidData
+from daskrr.jobs import reader
+from daskrr.jobs.verification import repair, verify
+from daskrr.storage import retry
+from daskrr.storage.output import Output, folder_of
+from daskrr.storage.records import Records
 
 GENEROUS = 120
 SECRETS = ("PASSW0RD", "T0KEN", "S3CRET", "secret-of-the-test")
@@ -79,8 +84,8 @@ def test_addresses__are_told_without_their_secrets(address, tmp_path, caplog):
         complaint(lambda: score(address, tmp_path / "out.zarr")),
         complaint(lambda: score(X, address)),
         complaint(lambda: daskrr.open_scores(address)),
-        complaint(lambda: outputs.verify(address)),
-        complaint(lambda: outputs.status(address)),
+        complaint(lambda: verify(address)),
+        complaint(lambda: reader.status(address)),
         complaint(lambda: daskrr.load(address)),
         caplog.text,
     ]
@@ -149,6 +154,7 @@ def in_bucket(store):
     return "\n".join(bytes(obstore.get(store, key).bytes()).decode("latin-1") for key in keys)
 
 
+@pytest.mark.slow
 def test_credentials__of_the_environment_stay_there(bucket, tmp_path, caplog, capfd, monkeypatch):
     caplog.set_level(logging.DEBUG, "daskrr")
     store = obstore.store.from_url(bucket, client_options={"allow_http": True})
@@ -157,11 +163,11 @@ def test_credentials__of_the_environment_stay_there(bucket, tmp_path, caplog, ca
     summary = score(f"{bucket}/X", f"{bucket}/out.zarr")
     result = daskrr.leverage_scores(f"{bucket}/X", KERNEL, RIDGE, N_LANDMARKS, random_state=0, progress=False)
     told = [repr(summary), repr(result), result._repr_html_(), repr(daskrr.open_scores(f"{bucket}/out.zarr"))]
-    told += [repr(outputs.status(f"{bucket}/out.zarr")), repr(Records(f"{bucket}/out.zarr")), in_bucket(store)]
+    told += [repr(reader.status(f"{bucket}/out.zarr")), repr(Records(f"{bucket}/out.zarr")), in_bucket(store)]
     told += [complaint(lambda: score(f"{bucket}/nothing", f"{bucket}/other.zarr"))]
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr(daskrr.engine.records, "PAUSES", (0.0,))
-    told += [complaint(lambda: outputs.status(f"{bucket}/out.zarr"))]
+    monkeypatch.setattr(retry, "PAUSES", (0.0,))
+    told += [complaint(lambda: reader.status(f"{bucket}/out.zarr"))]
     told += [caplog.text, *capfd.readouterr()]
     assert leaks("".join(told)) == []
     assert "s3://points/X" in told[0]
@@ -207,10 +213,15 @@ def model(tmp_path):
 
 
 def edited(path, edit):
-    """Change what the attributes of a model tell."""
-    metadata = json.loads((path / "zarr.json").read_text())
-    edit(metadata["attributes"]["daskrr"])
-    (path / "zarr.json").write_text(json.dumps(metadata))
+    """Change what is told of a model: its attributes, and its summary."""
+
+    def change(manifest):
+        metadata = json.loads(manifest["metadata"]["zarr.json"])
+        edit(metadata["attributes"]["daskrr"])
+        edit(manifest["summary"])
+        manifest["metadata"]["zarr.json"] = json.dumps(metadata)
+
+    forge(path, change)
 
 
 HOSTILE_SPECS = [
@@ -239,12 +250,17 @@ def test_pickles__in_a_store_are_not_opened(where, model, tmp_path):
     assert mark.is_dir()
     mark.rmdir()
     metadata = {"zarr_format": 2, "shape": [20, 3], "chunks": [20, 3], "dtype": "<f8", "order": "C", "fill_value": 0.0}
-    for path in (model / "landmarks", tmp_path / "X"):
+    metadata = json.dumps(metadata | {"filters": None, "compressor": None} | where)
+    for path in (model / folder_of(Output(model).commit.current) / "landmarks", tmp_path / "X"):
         shutil.rmtree(path, ignore_errors=True)
-        path.mkdir()
-        (path / ".zarray").write_text(json.dumps(metadata | {"filters": None, "compressor": None} | where))
-        (path / "0.0").write_bytes(pickle.dumps(Bomb(mark)))
-    with pytest.raises(DaskrrError):
+        (path / "c" / "0").mkdir(parents=True)
+        (path / ".zarray").write_text(metadata)
+        for chunk in ("0.0", "c/0/0"):
+            (path / chunk).write_bytes(pickle.dumps(Bomb(mark)))
+    with pytest.raises(DaskrrError, match="damaged"):
+        daskrr.load(model)
+    forge(model, lambda manifest: manifest["metadata"].update({"landmarks/zarr.json": metadata}))
+    with pytest.raises(InvalidData, match=r"landmarks/zarr\.json of .*model\.zarr"):
         daskrr.load(model)
     with pytest.raises(DaskrrError):
         score(tmp_path / "X", tmp_path / "out.zarr")
@@ -258,44 +274,72 @@ def test_pickles__in_a_store_are_not_opened(where, model, tmp_path):
 def test_records__that_are_pickles_are_not_opened(tmp_path):
     source, output, mark = stored(tmp_path / "X", points()), tmp_path / "out.zarr", tmp_path / "mark"
     score(source, output)
-    (record,) = (output / ".daskrr" / "records").glob("commit.record")
-    record.write_bytes(pickle.dumps(Bomb(mark)))
-    for action in (daskrr.open_scores, outputs.verify, outputs.status, lambda path: score(source, path)):
-        with pytest.raises(DaskrrError, match="damaged"):
+    whole, records = contents(output), output / ".daskrr" / "records"
+    for record in (records / "commit.record+versions").iterdir():
+        record.write_bytes(pickle.dumps(Bomb(mark)))
+    assert np.isfinite(daskrr.open_scores(output)["scores"][...]).all()
+    for record in (records / "commit-copy.record+versions").iterdir():
+        record.write_bytes(pickle.dumps(Bomb(mark)))
+    for action in (daskrr.open_scores, reader.status, daskrr.load, lambda path: score(source, path)):
+        with pytest.raises(DamagedRecord, match=r"Nothing was deleted\. Tell what is left with daskrr verify"):
             action(output)
+    assert "its checksum does not match" in " ".join(verify(output))
+    repair(output)
+    assert verify(output) == []
+    assert contents(output) == whole
     assert not mark.exists()
 
 
-def hostile_job(output, **decided):
-    """An output with an unfinished job that says what is to be published."""
-    records = Records(output / ".daskrr" / "records")
-    commit = {"digests": {}, "generation": "000001-hostile", "parameters": {}, "summary": {}, "block_rows": 1}
-    records.write("000001-hostile/job", {"parameters": {}, "kind": "score", "versions": {}})
-    records.write("000001-hostile/publish", {"commit": commit, "metadata": {}} | decided)
-    return commit
+@pytest.fixture
+def victim(tmp_path):
+    """A folder of somebody else, with files whose names could be ours."""
+    path = tmp_path / "victim"
+    path.mkdir()
+    names = ("zarr.json", "precious", "job.record")
+    for name in names:
+        (path / name).write_text("mine")
+    yield path
+    assert {file.name: file.read_text() for file in path.iterdir()} == dict.fromkeys(names, "mine")
+
+
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("name", ["../victim", "../../{}/victim", "/{}/victim", "link"])
+def test_view__does_not_lead_out_of_its_store(name, links, tmp_path, victim, monkeypatch):
+    """What was shown is deleted when something else is shown, and the record of it may be anybody's."""
+    source, output = stored(tmp_path / "X", points()), tmp_path / "out.zarr"
+    score(source, output)
+    (output / "link").symlink_to(victim)
+    name = name.format(str(tmp_path).lstrip("/"))
+    keys = [f"{name}/precious", f"{name}/zarr.json"]
+    Output(output).records.write("view", {"names": [], "keys": keys, "generation": None})
+    if not links:
+        monkeypatch.setattr(machine, "make_link", lambda target, link: False)
+    with contextlib.nullcontext() if links else pytest.raises(InvalidData, match=r"leads out of .*out\.zarr"):
+        score(source, output, overwrite=True)
 
 
 @pytest.mark.parametrize("name", ["../victim", "../../{}/victim", "/{}/victim", "link"])
-def test_records__do_not_lead_out_of_their_store(name, tmp_path):
-    source, output, victim = stored(tmp_path / "X", points()), tmp_path / "out.zarr", tmp_path / "victim"
-    victim.mkdir()
-    for file in ("zarr.json", "precious"):
-        (victim / file).write_text("mine")
-    name = name.format(str(tmp_path).lstrip("/"))
-    commit = hostile_job(output)
-    (output / ".daskrr" / "arrays-000001-hostile" / "scores").mkdir(parents=True)
+@pytest.mark.parametrize("links", [True, False])
+def test_manifest__does_not_lead_out_of_its_store(links, name, tmp_path, victim, monkeypatch):
+    source, output = stored(tmp_path / "X", points()), tmp_path / "out.zarr"
+    score(source, output)
     (output / "link").symlink_to(victim)
-    Records(output / ".daskrr" / "records").write(
-        "000001-hostile/publish",
-        {
-            "commit": commit | {"digests": {name: np.zeros(1, np.uint32)}, "groups": {}},
-            "metadata": {f"{name}/precious": "yours"},
-        },
-    )
+    name = name.format(str(tmp_path).lstrip("/"))
+    forge(output, lambda manifest: manifest["metadata"].update({f"{name}/precious": "yours", f"{name}/zarr.json": "{"}))
+    if not links:
+        monkeypatch.setattr(machine, "make_link", lambda target, link: False)
+    for action in (daskrr.open_scores, lambda path: score(source, path, overwrite=True), repair):
+        with contextlib.suppress(DaskrrError):
+            action(output)
+
+
+def test_generations__that_are_links_do_not_lead_out_of_their_store(tmp_path, victim):
+    source, output = stored(tmp_path / "X", points()), tmp_path / "out.zarr"
+    score(source, output)
+    for name in ("generations", "records"):
+        (output / ".daskrr" / name / "000000-0123abcd").symlink_to(victim)
     with pytest.raises(InvalidData, match=r"leads out of .*out\.zarr"):
         score(source, output, overwrite=True)
-    assert sorted(path.name for path in victim.iterdir()) == ["precious", "zarr.json"]
-    assert {path.read_text() for path in victim.iterdir()} == {"mine"}
 
 
 # --- Ports --------------------------------------------------------------------------------------------
@@ -310,12 +354,13 @@ def open_ports(process):
     return found
 
 
-def test_clusters_that_we_start__listen_on_loopback_alone():
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_clusters_that_we_start__listen_on_loopback_alone(workers):
     here = psutil.Process()
     with socket.create_server(("0.0.0.0", 0)) as other:
         assert other.getsockname()[:2] in {tuple(one) for one in open_ports(here)}
     before = open_ports(here)
-    with contextlib.redirect_stderr(io.StringIO()), clusters.connect(workers=2):
+    with contextlib.redirect_stderr(io.StringIO()), clusters.connect(workers=workers):
         ports = open_ports(here) - before
-    assert len(ports) >= 4
+    assert len(ports) >= 2 + workers
     assert all(ipaddress.ip_address(address.ip).is_loopback for address in ports), ports

@@ -10,9 +10,9 @@ import pytest
 from processes import race, stop_when
 from scenes import digest, ended, make_points, n_receipts, reference, run, score_command, score_here, started, until
 
-from daskrr import outputs
-from daskrr.apps.telling import failure
-from daskrr.engine.progress import Event
+from daskrr.apps.cli.telling import failure
+from daskrr.jobs import reader
+from daskrr.runtime.progress import Event
 
 # --- Row 22: started together -------------------------------------------------------------------------
 
@@ -80,14 +80,14 @@ ELSEWHERE = ("unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', 
 def killed_within(command: list[str], output: Path) -> None:
     """Run a job, and kill it when it has scored some blocks."""
     stop_when(lambda: n_receipts(output) > 3, lambda: started(command), output)
-    assert outputs.status(output)["lease"]["held"]
+    assert reader.status(output)["lease"]["held"]
 
 
 @pytest.mark.slow
 def test_lease__of_a_dead_job_on_this_host_is_taken_over_at_once(tmp_path: Path) -> None:
     points, output = make_points(tmp_path / "points.zarr", n_rows=40_000), tmp_path / "out.zarr"
     killed_within(score_command(points, output), output)
-    assert outputs.status(output)["lease"]["dead"]
+    assert reader.status(output)["lease"]["dead"]
     run(score_command(points, output))
     assert digest(output) == reference(points, tmp_path)
 
@@ -98,7 +98,7 @@ def test_lease__of_a_dead_job_on_another_host_is_taken_over_after_its_time_and_n
         pytest.skip("another host cannot be made up here")
     points, output = make_points(tmp_path / "points.zarr", n_rows=40_000), tmp_path / "out.zarr"
     killed_within([*ELSEWHERE, *score_command(points, output)], output)
-    about = outputs.status(output)["lease"]
+    about = reader.status(output)["lease"]
     assert (about["host"], about["dead"], about["seconds"]) == ("elsewhere", False, 60.0)
     _, complaints = run(score_command(points, output), 5)
     assert "on elsewhere" in complaints

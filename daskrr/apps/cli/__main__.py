@@ -1,0 +1,5 @@
+"""``python -m daskrr.apps.cli``."""
+
+from daskrr.apps.cli import main
+
+main(prog_name="daskrr")

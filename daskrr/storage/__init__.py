@@ -1,0 +1,1 @@
+"""What survives a crash, on files or on S3; knows no scores."""

@@ -1,0 +1,120 @@
+"""Sums over rows: how their Gram matrix is added, what its round-off may be, and that no certificate forgets it."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import daskrr
+from daskrr.errors import CheckFailed, RidgeTooSmall
+from daskrr.kernels import Gaussian
+from daskrr.leverage.writing import check_sums
+from daskrr.numerics import factorize, pass1
+from daskrr.numerics.pass1 import GramPart, GramSum, Totals
+from daskrr.nystrom.checkpoints import add_parts, most_additions
+from daskrr.runtime.tree import NodeSums, cut
+
+F64 = np.dtype(np.float64)
+
+
+def summed(B, heights):
+    """The sum of the rows B, handed over in tiles of these heights, over and over."""
+    total, start, number = GramSum(B.shape[1]), 0, 0
+    while start < len(B):
+        stop = min(len(B), start + heights[number % len(heights)])
+        total.add(np.ascontiguousarray(B[start:stop]))
+        start, number = stop, number + 1
+    return total
+
+
+@pytest.mark.parametrize("n_rows", [0, 1, 100, 8192, 8193, 30_000])
+def test_gram_sum__is_the_gram_matrix(n_rows):
+    B = np.random.default_rng(n_rows).standard_normal((n_rows, 5))
+    np.testing.assert_allclose(np.tril(summed(B, [4096]).matrix()), np.tril(B.T @ B), rtol=1e-12, atol=1e-9)
+
+
+def test_gram_sum__adds_float32_rows_in_float64():
+    B = np.random.default_rng(0).standard_normal((3000, 4)).astype(np.float32)
+    wide = B.astype(np.float64)
+    np.testing.assert_allclose(np.tril(summed(B, [512]).matrix()), np.tril(wide.T @ wide), rtol=1e-13, atol=1e-10)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 60_000), st.lists(st.integers(1, 4096), min_size=1, max_size=5), st.sampled_from([1, 3]))
+def test_gram_sum__ends_its_chains(n_rows, heights, rank):
+    n_rows = min(n_rows, 500 * max(heights))
+    total = summed(np.ones((n_rows, rank)), heights)
+    assert (np.tril(total.matrix()) == n_rows * np.tril(np.ones((rank, rank)))).all()
+    assert total.height <= pass1.most_additions(n_rows, rank)
+    assert total.height <= min(n_rows, pass1.chain_rows(rank)) + n_rows // 2048
+
+
+def test_totals__go_through_one_addition_more_than_their_parts():
+    low, high = (Totals(diagonal=1.0, residual=0.0, largest=0.0, smallest=0.0, height=h) for h in (3, 8))
+    assert (low + high).height == (high + low).height == 9
+
+
+@pytest.mark.parametrize("n_rows", [3, 10, 77, 640, 641, 5000])
+def test_most_additions__is_no_less_than_what_the_tree_adds(n_rows):
+    def part(rows):
+        totals = Totals(diagonal=1.0, residual=0.0, largest=0.0, smallest=0.0, height=pass1.most_additions(rows, 50))
+        return GramPart(np.zeros((0, 0)), (), totals, {})
+
+    sums = NodeSums(lambda lists: [add_parts(*parts) for parts in lists])
+    for span in cut(n_rows, 10, 1, 1.0):
+        sums.push(span, part(span.n_rows))
+    assert 0 <= most_additions(n_rows, 10, 50) - sums.total().totals.height <= 12
+
+
+@pytest.mark.parametrize("n_rows", [100, 5000, 100_000])
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 0.7])
+def test_sum_error__bounds_the_sum_of_equal_rows(n_rows, value):
+    b = np.array([1.0, value, -value])
+    total = summed(np.tile(b, (n_rows, 1)), [4096])
+    found = total.matrix()
+    exact = np.outer(b, b).astype(np.longdouble) * n_rows
+    error = np.abs(np.tril(found - exact)).astype(np.float64)
+    allowed = factorize.sum_error(float(np.trace(found)), total.height)
+    assert np.linalg.norm(error + np.tril(error, -1).T, 2) <= allowed
+
+
+def test_ridge_factor__budgets_for_the_sum():
+    G = np.diag([4.0, 1.0])
+    whitening = factorize.whiten(np.eye(2), 1e-15, F64)
+    bare, summed_up = (factorize.ridge_factor(G, whitening, 1, [2.0], F64, error) for error in (0.0, 0.02))
+    assert summed_up.score_errors[0] - bare.score_errors[0] == pytest.approx(0.02 / 1.98, rel=1e-3)
+    with pytest.raises(RidgeTooSmall, match=r"smallest ridge that works is 2\.2"):
+        factorize.ridge_factor(G, whitening, 1, [0.1], F64, 0.2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("ridge", [1.0, 1e-3])
+def test_ridge_factor__names_a_ridge_that_works_whatever_was_summed(dtype, ridge):
+    G, error = np.diag([1e3, 1.0]), 30.0
+    least = factorize.gram_ridge(2, 1e3, error, 10, np.dtype(dtype))
+    factorize.gram_errors(2, 1e3, error, 10, [1.001 * least], np.dtype(dtype))
+    with pytest.raises(RidgeTooSmall, match="too small"):
+        factorize.ridge_factor(G, None, 10, [0.999 * least], np.dtype(dtype), error)
+
+
+def two_points(n_rows=4096):
+    """One row among many that are equal."""
+    X = np.tile([-0.3, 1.0], (n_rows, 1))
+    X[0] = -0.4, -0.6
+    return X
+
+
+@pytest.mark.parametrize("ridge", [2e-14, 5e-14, 1e-13])
+def test_leverage_scores__refuse_a_ridge_that_the_sum_over_rows_does_not_resolve(ridge):
+    with pytest.raises(RidgeTooSmall, match="smallest ridge that works"):
+        daskrr.leverage_scores(two_points(), Gaussian(1.9), ridge, 100, random_state=0)
+
+
+def test_store__holds_the_sum_of_scores_to_round_off(tmp_path):
+    found = daskrr.leverage_scores(two_points(), Gaussian(1.9), 1e-3, 100, dtype="float32", random_state=0)
+    dimension, error = found.sketch_dimension, found.summary["score_error"]
+    assert error < 1e-3
+    check_sums(np.array([dimension * (1 + 0.9 * error)]), dimension, error)
+    with pytest.raises(CheckFailed, match="larger than its budget"):
+        check_sums(np.array([dimension * (1 + 1.1 * error)]), dimension, error)
+    assert found.store(tmp_path / "scores.zarr")["sum_of_scores"] == pytest.approx(dimension, rel=error)

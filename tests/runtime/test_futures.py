@@ -1,0 +1,156 @@
+"""Waiting for a cluster that has no workers, no scheduler or a task that hangs, and what workers tell of themselves."""
+
+import logging
+import threading
+from types import SimpleNamespace
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+import daskrr
+from daskrr.errors import PoisonBlock, SourceUnreachable
+from daskrr.kernels import Gaussian
+from daskrr.runtime import workers
+from daskrr.runtime.blocks import Block
+from daskrr.runtime.executors import ClusterExecutor, LocalExecutor
+from daskrr.runtime.futures import Flights, PendingTask, begun
+from daskrr.runtime.rows import NumpyRows
+from daskrr.runtime.sealing import sealed_task
+
+END = threading.Event()
+
+
+@pytest.fixture
+def threads():
+    """An executor whose one worker is a thread of this process, and has no nanny."""
+    END.clear()
+    options = {"processes": False, "dashboard_address": None, "silence_logs": logging.CRITICAL}
+    # Not the default client: closed by a test, it would stay that of the process.
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, **options) as own,
+        Client(own, set_as_default=False) as client,
+        client.as_current(),
+    ):
+        yield ClusterExecutor(client, "run")
+        END.set()
+
+
+def blocks(count):
+    return [Block(number, number * 10, number * 10 + 10) for number in range(count)]
+
+
+def tasks(name, function, count):
+    return (sealed_task(f"{name}-run-{number}", function, number) for number in range(count))
+
+
+def double(number):
+    return 2 * number
+
+
+def hang_on_two(number):
+    if number == 2:
+        END.wait(60)
+    return number
+
+
+def test_window__gives_each_result_with_its_span(threads):
+    window = threads.window(tasks("double", double, 9), blocks(9))
+    assert {block.index: threads.value(handle) for block, handle in window} == {n: 2 * n for n in range(9)}
+
+
+def test_window__names_the_rows_of_a_block_that_hangs_where_nobody_can_end_it(threads):
+    with dask.config.set({"daskrr.stuck-after": "500ms"}):
+        window = threads.window(tasks("hang", hang_on_two, 3), blocks(3))
+        assert sorted(threads.value(next(window)[1]) for _ in range(2)) == [0, 1]
+        with pytest.raises(PoisonBlock, match=r"the block of rows 20–29 did not end within .* has no nanny"):
+            next(window)
+
+
+class LostOnce:
+    """A future that is done, lost with its worker before anybody looks, and done again."""
+
+    status = "finished"
+
+    def __init__(self):
+        self.told = 0
+
+    def add_done_callback(self, tell):
+        self.told += 1
+        tell(self)
+
+    def done(self):
+        return self.told > 1
+
+
+def test_flights__wait_again_for_a_result_that_was_lost():
+    flights = Flights(SimpleNamespace(look=lambda pending: None, client=SimpleNamespace(status="running")))
+    flight = PendingTask(LostOnce(), "the task")
+    flights.add(flight)
+    assert flights.next_ended() is flight
+    assert flight.future.told == 2
+    assert flights.next_ended() is None
+
+
+def test_wait__for_a_cluster_without_workers_ends():
+    options = {"processes": False, "dashboard_address": None, "silence_logs": logging.CRITICAL}
+    with (
+        LocalCluster(n_workers=0, **options) as own,
+        Client(own) as client,
+        dask.config.set({"daskrr.no-workers-after": "500ms"}),
+        pytest.raises(SourceUnreachable, match=r"no workers for 0\.5 seconds.* same line"),
+    ):
+        list(ClusterExecutor(client, "run").window(tasks("alone", double, 3), blocks(3)))
+
+
+def test_wait__for_a_scheduler_that_is_gone_ends(threads):
+    window = threads.window(tasks("gone", hang_on_two, 4), blocks(4))
+    next(window)
+    next(window)
+    threads.client.close()
+    with pytest.raises(SourceUnreachable, match=r"scheduler .*(is|are) gone.* same line"):
+        next(window)
+
+
+def test_workers__tell_what_they_are(client):
+    there = ClusterExecutor(client, "run")
+    here = LocalExecutor()
+    for one in (there, here):
+        one.check(NumpyRows(np.ones((3, 2))))
+    assert there.workers["count"] == 2
+    assert here.workers["count"] == 1
+    assert there.workers["processors"] == here.workers["processors"]
+    assert there.workers["versions"]["numpy"] == [np.__version__]
+    result = daskrr.leverage_scores(np.random.default_rng(0).random((60, 2)), Gaussian(1.0), 1e-2, 10, progress=False)
+    assert result.summary["workers"] == there.workers
+
+
+def test_workers__that_differ_are_reported(caplog):
+    one = workers.facts()
+    with caplog.at_level(logging.WARNING, "daskrr"):
+        workers.describe([one, one])
+        assert not caplog.records
+        found = workers.describe([one, one | {"processor": "abacus", "scipy": "0.1"}])
+    assert found["processors"] == sorted(["abacus", one["processor"]])
+    assert "differ in their processor" in caplog.text
+    assert "differ in their scipy" in caplog.text
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_begun__has_the_result(in_background):
+    assert begun(lambda: 5, in_background).result(timeout=60) == 5
+
+
+def test_begun__in_background_tells_its_failure_when_it_is_asked():
+    with pytest.raises(ZeroDivisionError):
+        begun(lambda: 1 / 0, in_background=True).result(timeout=60)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_begun__at_once_fails_at_once(error):
+    def fail():
+        raise error
+
+    with pytest.raises(error):
+        begun(fail, in_background=False)

@@ -1,0 +1,257 @@
+"""What differs between systems: each taken away here, to see what is done without it."""
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from daskrr import machine
+
+SLEEPER = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that lives until its input ends."""
+    process = subprocess.Popen(SLEEPER, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.stdout.readline()
+    yield process
+    with contextlib.suppress(BrokenPipeError):
+        process.communicate()
+
+
+@pytest.fixture
+def without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "PROC", tmp_path / "no proc")
+
+
+def fail_with(number: int) -> Callable[..., None]:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def wait_until_dead(process: subprocess.Popen[bytes]) -> None:
+    """Until it has ended and nobody has asked how."""
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+
+# --- Time --------------------------------------------------------------------------------------------------------
+
+
+def test_clock__counts_what_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(time, "clock_gettime", lambda which: asked.append(which) or 7.0)
+    monkeypatch.setattr(time, "CLOCK_BOOTTIME", 1001, raising=False)
+    monkeypatch.setattr(time, "CLOCK_MONOTONIC", 1002, raising=False)
+    assert machine.clock() == 7.0
+    monkeypatch.delattr(time, "CLOCK_BOOTTIME")
+    assert machine.clock() == 7.0
+    monkeypatch.delattr(time, "CLOCK_MONOTONIC")
+    before = time.monotonic()
+    assert before <= machine.clock() <= time.monotonic()
+    assert asked == [1001, 1002]
+
+
+def test_clock__never_goes_back() -> None:
+    seen = [machine.clock() for _ in range(1000)]
+    assert seen == sorted(seen)
+
+
+# --- Processes ---------------------------------------------------------------------------------------------------
+
+
+def test_boot_id__is_the_same_in_every_process() -> None:
+    script = "from daskrr import machine; print(machine.boot_id(), machine.process_namespace())"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == f"{machine.boot_id()} {machine.process_namespace()}".split()
+
+
+@pytest.mark.usefixtures("without_proc")
+def test_identity__is_unknown_rather_than_guessed() -> None:
+    assert (machine.boot_id(), machine.process_namespace(), machine.process_start(os.getpid())) == ("", "", None)
+
+
+def test_boot_id__of_macos_is_what_its_kernel_tells(without_proc: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_sysctl", {"kern.bootsessionuuid": "BOOT"}.__getitem__)
+    assert machine.boot_id() == "BOOT"
+
+
+def test_process_start__tells_processes_of_one_number_apart(child: subprocess.Popen[bytes]) -> None:
+    script = f"from daskrr import machine; print(machine.process_start({child.pid}))"
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(told.stdout) == machine.process_start(child.pid) >= machine.process_start(os.getpid())
+    child.communicate()
+    assert machine.process_start(child.pid) is None
+
+
+@pytest.mark.parametrize("system", ["posix", "nt"])
+def test_is_gone__of_a_living_process_that_stays_alive(
+    system: str, child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if system == "nt":  # where any signal ends a process
+        monkeypatch.setattr(machine.os, "kill", lambda *_: pytest.fail("a signal was sent"))
+        monkeypatch.setattr(psutil, "pid_exists", {child.pid: True}.__getitem__)
+    monkeypatch.setattr(machine.os, "name", system)
+    found = machine.is_gone(child.pid)
+    monkeypatch.undo()
+    assert not found
+    assert child.poll() is None
+
+
+def test_is_gone__of_the_dead_and_the_unburied(child: subprocess.Popen[bytes]) -> None:
+    child.send_signal(signal.SIGKILL)
+    wait_until_dead(child)
+    assert machine.is_gone(child.pid)
+    child.communicate()
+    assert machine.is_gone(child.pid)
+
+
+def test_is_gone__is_not_said_of_what_is_hidden(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hidden(pid: int) -> None:
+        raise psutil.NoSuchProcess(pid)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(psutil, "Process", hidden)
+        assert not machine.is_gone(child.pid)
+        patch.setattr(machine.os, "kill", fail_with(errno.EPERM))
+        assert not machine.is_gone(child.pid)
+
+
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        ("processor: 0\nmodel name\t: AMD EPYC 9B14\nmodel name\t: another\n", "AMD EPYC 9B14"),
+        ("CPU implementer\t: 0x41\nCPU part\t: 0xd40\n", " cpu implementer 0x41 cpu part 0xd40"),
+    ],
+)
+def test_processor__is_named_or_numbered(told: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cpuinfo").write_text(told)
+    monkeypatch.setattr(machine, "PROC", tmp_path)
+    assert machine.processor().endswith(name)
+
+
+@pytest.mark.usefixtures("without_proc")
+def test_processor__without_proc_is_never_empty() -> None:
+    assert machine.processor()
+
+
+# --- Files -------------------------------------------------------------------------------------------------------
+
+
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was asked to go to the disk, from now on."""
+    calls: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda _: calls.append("fsync"))
+    return calls
+
+
+def test_sync_file__of_macos_asks_for_the_disk_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = synced(monkeypatch)
+    monkeypatch.setattr(machine.fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(machine.fcntl, "fcntl", lambda *asked: calls.append(str(asked)))
+    machine.sync_file(3)
+    assert calls == ["(3, 51)"]
+    monkeypatch.setattr(machine.fcntl, "fcntl", fail_with(errno.ENOTSUP))
+    machine.sync_file(3)
+    assert calls == ["(3, 51)", "fsync"]
+
+
+def test_sync_file__does_without_fcntl(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = synced(monkeypatch)
+    monkeypatch.setattr(machine, "fcntl", None)
+    machine.sync_file(3)
+    assert calls == ["fsync"]
+
+
+def test_sync_file__tells_that_the_disk_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", fail_with(errno.EIO))
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        machine.sync_file(3)
+
+
+def test_sync_folder__where_it_can_be_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = synced(monkeypatch)
+    machine.sync_folder(tmp_path)
+    assert calls == ["fsync"]
+    monkeypatch.setattr(os, "fsync", fail_with(errno.EINVAL))
+    machine.sync_folder(tmp_path)
+    monkeypatch.setattr(os, "fsync", fail_with(errno.EIO))
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        machine.sync_folder(tmp_path)
+    monkeypatch.delattr(os, "O_DIRECTORY")
+    machine.sync_folder(tmp_path)
+
+
+NO_LINK = {
+    "links": lambda patch: None,
+    "no call": lambda patch: patch.delattr(os, "link"),
+    "refused": lambda patch: patch.setattr(os, "link", fail_with(errno.EPERM)),
+}
+
+
+@pytest.mark.parametrize("way", NO_LINK)
+def test_link_new__gives_a_name_once(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    NO_LINK[way](monkeypatch)
+    first, second, target = tmp_path / "first", tmp_path / "second", tmp_path / "target"
+    first.write_text("first")
+    second.write_text("second")
+    assert machine.link_new(str(first), str(target))
+    assert not machine.link_new(str(second), str(target))
+    assert (target.read_text(), second.read_text(), first.exists()) == ("first", "second", way == "links")
+
+
+@pytest.mark.parametrize("way", NO_LINK)
+def test_link_new__tells_what_is_missing(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    NO_LINK[way](monkeypatch)
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        machine.link_new(str(tmp_path / "nothing"), str(tmp_path / "target"))
+
+
+def test_link_new__without_any_way_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "link")
+    monkeypatch.setattr(machine, "_rename_new", fail_with(errno.EINVAL))
+    with pytest.raises(machine.NoHardLinks, match="no hard links, nor another way"):
+        machine.link_new(str(tmp_path / "first"), str(tmp_path / "target"))
+
+
+def test_make_link__is_relative_and_replaces_a_link(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / "made" / name).mkdir(parents=True)
+        assert machine.make_link(str(tmp_path / "made" / name), str(tmp_path / "link"))
+        assert os.readlink(tmp_path / "link") == f"made/{name}"
+    assert sorted(os.listdir(tmp_path)) == ["link", "made"]
+
+
+def test_make_link__leaves_a_folder_alone(tmp_path: Path) -> None:
+    for name in ("target", "users"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(IsADirectoryError, match="users"):
+        machine.make_link(str(tmp_path / "target"), str(tmp_path / "users"))
+    assert sorted(os.listdir(tmp_path)) == ["target", "users"]
+
+
+@pytest.mark.parametrize(
+    "take_away",
+    [
+        lambda patch: patch.delattr(os, "symlink"),
+        lambda patch: patch.setattr(os, "symlink", fail_with(errno.EPERM)),
+    ],
+)
+def test_make_link__is_false_where_there_are_none(
+    take_away: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_away(monkeypatch)
+    assert not machine.make_link(str(tmp_path), str(tmp_path / "link"))
+    assert os.listdir(tmp_path) == []
