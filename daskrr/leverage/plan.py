@@ -19,8 +19,9 @@ from daskrr.runtime.map_blocks import spans_of
 from daskrr.runtime.rows import JoinedRows, Rows, ZarrRows
 from daskrr.runtime.tree import FAN_IN, Span
 
-# Resident bytes of a worker process that has imported everything and computed nothing yet.
-IDLE_WORKER_BYTES = 160 * 2**20
+# Resident bytes of a worker process that has imported everything and computed nothing yet; Dask's arrays also import
+# xarray, pandas and Arrow where they are installed, which are a quarter of it.
+IDLE_WORKER_BYTES = 208 * 2**20
 
 # Dask spills to disk from 0.7 of the memory limit; staying below 0.65 keeps it from starting.
 USABLE_SHARE = 0.65
