@@ -1,5 +1,6 @@
 """What was published as a table again: one line for every row, with what identifies it."""
 
+import logging
 import os
 import secrets
 import time
@@ -16,15 +17,18 @@ import zarr
 from numpy.typing import NDArray
 
 from daskrr.errors import InvalidData, InvalidParameter, OutputExists
+from daskrr.jobs.fingerprint import fingerprint
 from daskrr.jobs.reader import ScoreStore, open_scores
 from daskrr.jobs.row_sample import SAMPLE
 from daskrr.jobs.row_values import RowValues
 from daskrr.leverage.tabulated import ORDER, named_by_ridge
 from daskrr.regression.model import PREDICTIONS
 from daskrr.runtime.progress import Reporter, Stage, reporter
+from daskrr.runtime.rows import open_rows
 from daskrr.storage.output import Output
 from daskrr.storage.saving import kind_of
 
+log = logging.getLogger("daskrr")
 ROWS_AT_ONCE = 2**18
 WRITERS = {".parquet": pyarrow.parquet.ParquetWriter, ".csv": pyarrow.csv.CSVWriter}
 
@@ -33,20 +37,22 @@ WRITERS = {".parquet": pyarrow.parquet.ParquetWriter, ".csv": pyarrow.csv.CSVWri
 class PublishedRows:
     """Arrays of n rows that were published, by the names of their columns, and the points that they are about.
 
-    ``places`` are the numbers of these rows among the points, where they are not all of them in order.
+    ``places`` are the numbers of these rows among the points, where they are not all of them in order; ``fingerprint``
+    is that of the points then, where it was kept.
     """
 
     arrays: Mapping[str, zarr.Array]
     ridges: list[float]
     origin: str
     places: zarr.Array | None = None
+    fingerprint: str | None = None
 
     @classmethod
     def of_scores(cls, store: ScoreStore) -> "PublishedRows":
         """Scores and their ends."""
         ridges = np.atleast_1d(store.summary["parameters"]["ridge"]).tolist()
-        known = set(store.keys())
-        return cls({name: store[name] for name in ORDER if name in known}, ridges, store.summary["parameters"]["input"])
+        arrays = {name: store[name] for name in ORDER if name in set(store.keys())}
+        return cls(arrays, ridges, store.summary["parameters"]["input"], fingerprint=store.source["fingerprint"])
 
     @classmethod
     def at(cls, path: str | os.PathLike) -> "PublishedRows":
@@ -168,7 +174,19 @@ def known_points(found: PublishedRows, points: Any, needed: bool) -> RowValues |
         if needed:
             raise
         return None
+    if origin == found.origin and known.points.shape[0] == found.n_rows:
+        _warn_of_change(found, known)
     return known
+
+
+def _warn_of_change(found: PublishedRows, known: RowValues) -> None:
+    # Of rows with weights, theirs comes first.
+    before = None if found.fingerprint is None else found.fingerprint.partition(" and ")[0]
+    if before is not None and fingerprint(open_rows(known.points)) != before:
+        log.warning(
+            "%s was written to after it was scored: values that are shown or joined with the scores may not be those "
+            "that were scored", found.origin,
+        )  # fmt: skip
 
 
 def _tables(found: PublishedRows, rows: RowValues | None, values: bool) -> Iterator[Any]:

@@ -35,14 +35,20 @@ class ScoreStore(Tabulated):
     ----------
     summary
         Parameters, versions and figures of the run; of an unfinished job only its parameters.
+    source
+        Where the rows that were scored are, how many there were, and what changes if they do.
     complete
         (n,) which rows are there, with ``allow_partial``; else None.
     """
 
     def __init__(
-        self, arrays: Mapping[str, zarr.Array], summary: dict[str, Any], complete: NDArray[np.bool_] | None
+        self,
+        arrays: Mapping[str, zarr.Array],
+        summary: dict[str, Any],
+        source: Mapping[str, Any],
+        complete: NDArray[np.bool_] | None,
     ) -> None:
-        self._arrays, self.summary, self.complete = arrays, summary, complete
+        self._arrays, self.summary, self.source, self.complete = arrays, summary, source, complete
         self._profiles: dict[int, Profile] = {}
 
     def __getitem__(self, name: str) -> zarr.Array:
@@ -186,7 +192,8 @@ def open_scores(path: str | os.PathLike, allow_partial: bool = False, generation
     group, manifest = store.open("scores", generation)
     summary = _believable(manifest, group, str(store))
     arrays: Any = {name: group[name] for name in (*CERTIFIED, "residual") if name in group}
-    return ScoreStore(arrays, summary, np.ones(summary["n_rows"], bool) if allow_partial else None)
+    complete = np.ones(summary["n_rows"], bool) if allow_partial else None
+    return ScoreStore(arrays, summary, manifest["parameters"]["input"], complete)
 
 
 def _believable(manifest: Mapping[str, Any], group: zarr.Group, name: str) -> dict[str, Any]:
@@ -230,7 +237,8 @@ def _open_unfinished(store: Output, generation: str) -> ScoreStore:
     columns = () if parameters["single"] else (len(parameters["ridges"]),)
     names = journal.read("receipts", min(done))["blocks"][0]["digests"]
     shapes = {name: (n_rows,) if name == "residual" else (n_rows, *columns) for name in names}
-    return ScoreStore(store.staged(generation, shapes, height, read_only=True).arrays, begun, complete)
+    arrays = store.staged(generation, shapes, height, read_only=True).arrays
+    return ScoreStore(arrays, begun, parameters["input"], complete)
 
 
 def status(path: str | os.PathLike) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Cells of a column of a table, as Arrow arrays: which have no value, and which numbers or moments the others spell."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,22 +36,32 @@ def numbers(cells: Any) -> Any:
     Raises
     ------
     ArrowInvalid
-        A text is no number.
+        A text is no number, or the cells are something else.
     """
     if is_text(cells.type):
         cells = texts(cells, MISSING_NUMBER).cast(pa.float64())
     elif pa.types.is_decimal(cells.type):
         cells = cells.cast(pa.float64())
+    _check_kind(cells, "number", pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
     return pc.if_else(pc.is_nan(cells), None, cells) if pa.types.is_floating(cells.type) else cells
 
 
 def truths(cells: Any) -> Any:
-    """True or false (Arrow); null where there is no value, or another one."""
-    if pa.types.is_boolean(cells.type):
-        return cells
-    # Null where the word is not among them; the first two are false.
-    found = pc.index_in(pc.utf8_lower(texts(cells, MISSING_NUMBER)), pa.array(TRUTHS))
-    return pc.greater_equal(found, 2)
+    """True or false (Arrow); null where there is no value.
+
+    Raises
+    ------
+    ArrowInvalid
+        A text is none of the words for them, or the cells are something else.
+    """
+    if is_text(cells.type):
+        words = texts(cells, MISSING_NUMBER)
+        found = pc.index_in(pc.utf8_lower(words), pa.array(TRUTHS))
+        _check_words(words, found.is_valid(), "neither true nor false")
+        # The first two are false.
+        return pc.greater_equal(found, 2)
+    _check_kind(cells, "truth value", pa.types.is_boolean)
+    return cells
 
 
 def days(cells: Any) -> Any:
@@ -59,10 +70,11 @@ def days(cells: Any) -> Any:
     Raises
     ------
     ArrowInvalid
-        A text is no date as ISO 8601 writes it.
+        A text is no date as ISO 8601 writes it, or the cells are something else.
     """
     if is_text(cells.type):
         cells = _moments(texts(cells, MISSING_NUMBER))
+    _check_kind(cells, "date", pa.types.is_date, pa.types.is_timestamp)
     moments = cells.cast(pa.timestamp("us"), safe=False)
     return pc.divide(moments.cast(pa.int64()).cast(pa.float64()), 1e6 * DAY_SECONDS)
 
@@ -75,11 +87,30 @@ def _moments(words: Any) -> Any:
 
 
 def day_shares(cells: Any) -> Any:
-    """Times of day as shares of a day (Arrow, float64); null where there is no value."""
+    """Times of day as shares of a day (Arrow, float64); null where there is no value.
+
+    Raises
+    ------
+    ArrowInvalid
+        A text is no time of day, or the cells are something else.
+    """
     if not is_text(cells.type):
+        _check_kind(cells, "time of day", pa.types.is_time)
         return pc.divide(cells.cast(pa.time64("us")).cast(pa.int64()).cast(pa.float64()), 1e6 * DAY_SECONDS)
-    parts = [_clock(one) for one in texts(cells, MISSING_NUMBER).to_pylist()]
-    return pa.array(parts, pa.float64())
+    words = texts(cells, MISSING_NUMBER)
+    _check_words(words, pc.match_substring_regex(words, TIME_OF_DAY), "no time of day")
+    return pa.array([_clock(one) for one in words.to_pylist()], pa.float64())
+
+
+def _check_kind(cells: Any, what: str, *kinds: Callable[[Any], bool]) -> None:
+    if not any(is_kind(cells.type) for is_kind in kinds):
+        raise pa.ArrowInvalid(f"{cells.type} is no {what}")
+
+
+def _check_words(words: Any, are: Any, told: str) -> None:
+    wrong = pc.and_(words.is_valid(), pc.invert(pc.fill_null(are, False)))
+    if pc.any(wrong).as_py():
+        raise pa.ArrowInvalid(f"{words.filter(wrong)[0].as_py()!r} is {told}")
 
 
 def _clock(text: str | None) -> float | None:

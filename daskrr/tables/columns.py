@@ -75,8 +75,9 @@ class Number(Column):
         return np.dtype(self.stored if self.fill is None else np.result_type(self.stored, np.float32))
 
     def encode(self, column: Any) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """The numbers."""
-        return _filled(*cells.without_gaps(cells.numbers(column), self.dtype), self.fill)
+        """The numbers, of a wider type where those of other rows were narrower."""
+        values, gaps = cells.without_gaps(cells.numbers(column))
+        return _filled(values.astype(np.result_type(values.dtype, self.dtype)), gaps, self.fill)
 
     def decode(self, features: NDArray[np.float64]) -> Any:
         """The number."""

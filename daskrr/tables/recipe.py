@@ -1,5 +1,6 @@
 """A recipe: what became of every column of a table, so that the same can be done to other rows."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,11 +81,11 @@ class Recipe:
 
     def encode(self, batch: Any, start: int) -> Encoded:
         """The rows of a record batch, whose first is row ``start`` of the table, without those that are dropped."""
-        values = np.empty((batch.num_rows, len(self.features)), self.dtype)
+        encoded = [self._encode_column(column, batch.column(column.name), start) for column in self.columns]
+        values = np.empty((batch.num_rows, len(self.features)), np.result_type(*(found.dtype for found, _ in encoded)))
         gaps = np.zeros(batch.num_rows, bool)
         first = 0
-        for column in self.columns:
-            found, missing = self._encode_column(column, batch.column(column.name), start)
+        for column, (found, missing) in zip(self.columns, encoded, strict=True):
             width = len(column.features)
             values[:, first : first + width] = found.reshape(-1, width)
             gaps |= missing
@@ -99,6 +100,8 @@ class Recipe:
         return Encoded(values if len(kept) == len(values) else values[kept], start + kept, ids, targets)
 
     def _encode_column(self, column: Column, given: Any, start: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        if pa.types.is_null(given.type):
+            given = given.cast(pa.string())
         try:
             found, missing = column.encode(given)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -199,7 +202,7 @@ def learn(batches: Iterator[Any], names: Sequence[str], reading: TableOptions) -
 
 def _asked(names: Sequence[str], reading: TableOptions) -> list[str]:
     """Names of the columns to look at."""
-    twice = [name for name in names if list(names).count(name) > 1]
+    twice = [name for name, count in Counter(names).items() if count > 1]
     asked = [names[place] for place in select(reading.columns, list(names))]
     for name, use in ((reading.id, "to identify rows by"), (reading.response, "to predict")):
         if name is not None and name not in names:

@@ -74,7 +74,8 @@ class Thinned:
 
     def add(self, values: NDArray[np.float64]) -> None:
         """Take in more."""
-        self._values.append(values[-self._seen % self._step :: self._step])
+        # A copy: a view would keep all values.
+        self._values.append(values[-self._seen % self._step :: self._step].copy())
         self._seen += len(values)
         while sum(map(len, self._values)) > MEDIAN_VALUES:
             self._step, self._values = 2 * self._step, [np.concatenate(self._values)[::2]]
@@ -131,21 +132,49 @@ class Looked:
         return self.rows - self.missing
 
     def add(self, column: Any) -> None:
-        """Look at more of its cells."""
-        whole = pa.concat_arrays([column])
-        for buffer in whole.buffers():
-            self.digest = zlib.crc32(buffer, self.digest) if buffer is not None else self.digest
-        if cells.is_text(self.kind):
-            self._add_texts(whole)
+        """Look at more of its cells.
+
+        Raises
+        ------
+        InvalidData
+            They are of another kind than those before, as they may be in another file.
+        """
+        if pa.types.is_null(column.type):
+            self.missing += len(column)
+            self.missing_numbers += len(column)
         else:
-            self._add_values(whole)
+            self.kind = self._joined_kind(column.type)
+            plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+            # As one piece, so that buffers hold these cells and no others.
+            whole = pa.concat_arrays([plain])
+            for buffer in whole.buffers():
+                self.digest = zlib.crc32(buffer, self.digest) if buffer is not None else self.digest
+            if cells.is_text(self.kind):
+                self._add_texts(whole)
+            else:
+                self._add_values(whole)
         self.rows += len(column)
+
+    def _joined_kind(self, kind: Any) -> Any:
+        """What holds these cells and those before."""
+        if pa.types.is_null(self.kind) or kind == self.kind:
+            return kind
+        if _is_number(kind) and _is_number(self.kind):
+            both = [np.float64 if pa.types.is_decimal(one) else one.to_pandas_dtype() for one in (kind, self.kind)]
+            return pa.from_numpy_dtype(np.result_type(*both))
+        alike = (cells.is_text, pa.types.is_time, lambda one: pa.types.is_date(one) or pa.types.is_timestamp(one))
+        if any(are(kind) and are(self.kind) for are in alike):
+            return self.kind
+        raise InvalidData(
+            f"column {self.name!r} holds {self.kind} at first and {kind} from row {self.rows} on: give all files of a "
+            "table the same type, or leave the column out (--columns)"
+        )
 
     def _add_values(self, column: Any) -> None:
         found = None
         if pa.types.is_boolean(self.kind):
             found = column
-        elif pa.types.is_integer(self.kind) or pa.types.is_floating(self.kind) or pa.types.is_decimal(self.kind):
+        elif _is_number(self.kind):
             found = cells.numbers(column)
         elif pa.types.is_temporal(self.kind) and not pa.types.is_duration(self.kind):
             found = cells.day_shares(column) if pa.types.is_time(self.kind) else cells.days(column)
@@ -170,14 +199,14 @@ class Looked:
                 found = read(strict)
                 self.has_times |= kind == "moment" and _have_times(found)
                 self.quantity.add(found.to_numpy(zero_copy_only=False))
-        if "truth" in self._may_be and cells.truths(strict).null_count:
+        if "truth" in self._may_be and not self._are("truth", strict):
             self._may_be.discard("truth")
 
     def _are(self, kind: str, words: Any) -> bool:
         """Whether texts are all of a kind."""
-        if kind == "moment":
+        if kind in ("moment", "truth"):
             try:
-                cells.days(words)
+                cells.days(words) if kind == "moment" else cells.truths(words)
             except pa.ArrowInvalid:
                 return False
             return True
@@ -282,6 +311,10 @@ class Looked:
             return replace(column, fill=share if missing == "mean" else float(share > 0.5))
         assert isinstance(column, (Number, Truth, Moment))
         return replace(column, fill=self.quantity.fill(missing))
+
+
+def _is_number(kind: Any) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
 def look(batches: Iterator[Any], wanted: Sequence[str], is_asked: bool) -> dict[str, Looked]:

@@ -1,6 +1,7 @@
 """From a table to scores and back, as a person would go."""
 
 import json
+import logging
 
 import hard_tables
 import numpy as np
@@ -301,6 +302,67 @@ def test_append__grows_a_store_by_the_files_that_it_does_not_have(tmp_path):
         convert(folder, tmp_path / "p.zarr", append=True, progress=False)
     with pytest.raises(InvalidParameter, match="leave all other options out"):
         convert(folder, tmp_path / "p.zarr", append=True, standardize=True, progress=False)
+
+
+def test_append__counts_rows_that_were_dropped_at_the_end_of_a_file(tmp_path):
+    folder = tmp_path / "nights"
+    folder.mkdir()
+    pq.write_table(with_gaps(24), folder / "a.parquet")
+    pq.write_table(pa.concat_tables([with_gaps(24), with_gaps(4).slice(3)]), folder / "b.parquet")
+    summary = convert(folder, tmp_path / "p.zarr", progress=False, missing="drop", id="name")
+    assert (summary["rows"], summary["dropped"]) == (42, 7)
+    assert RowValues.at(tmp_path / "p.zarr").dropped == 7
+    pq.write_table(with_gaps(2), folder / "c.parquet")
+    assert convert(folder, tmp_path / "p.zarr", append=True, progress=False)["dropped"] == 0
+    assert RowValues.at(tmp_path / "p.zarr").table_rows(np.array([42, 43])).tolist() == [49, 50]
+
+
+def test_append__refuses_numbers_that_the_store_cannot_hold(tmp_path):
+    folder = tmp_path / "nights"
+    folder.mkdir()
+    pq.write_table(pa.table({"x": [1, 2, 3]}), folder / "a.parquet")
+    convert(folder, tmp_path / "p.zarr", progress=False)
+    pq.write_table(pa.table({"x": [1.0, 2.5]}), folder / "b.parquet")
+    with pytest.raises(InvalidData, match="hold numbers that int64 cannot represent"):
+        convert(folder, tmp_path / "p.zarr", append=True, progress=False)
+    assert zarr.open_array(tmp_path / "p.zarr")[:].ravel().tolist() == [1, 2, 3]
+
+
+def test_id__that_is_too_long_is_refused(tmp_path):
+    table = small(3).append_column("name", pa.array(["a", "b", "c" * 257]))
+    with pytest.raises(InvalidData, match=r"'c{40}'… has 257 bytes, and 256 at most"):
+        stored(tmp_path / "p.zarr", table, id="name")
+    assert not (tmp_path / "p.zarr").exists()
+
+
+def test_score__of_a_table_leaves_alone_what_is_not_its_own(tmp_path):
+    pq.write_table(small(50), tmp_path / "t.parquet")
+    mine = zarr.create_array(tmp_path / "t.points.zarr", shape=(3, 2), dtype="f8")
+    mine[:] = 7.0
+    assert "was not made of a table" in run("score", tmp_path / "t.parquet", "--overwrite", code=4)
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "t.points.zarr")[:], 7.0)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"x": {"ridge": 1}}', '{"x": {"kernel": {"kernel": "?"}, "ridge": 1}}'])
+def test_choices__that_cannot_be_read_are_told(cluster, tmp_path, text):
+    pq.write_table(small(50), tmp_path / "t.parquet")
+    (tmp_path / "t.choices.json").write_text(text)
+    told = run("score", tmp_path / "t.parquet", "--cluster", cluster, code=2)
+    assert "t.choices.json does not tell what was chosen" in told
+    assert "remove it" in told
+    assert (tmp_path / "t.choices.json").read_text() == text
+    assert not (tmp_path / "t.scores.zarr").exists()
+
+
+def test_export__tells_of_points_that_were_written_to_meanwhile(tmp_path, caplog):
+    caplog.set_level(logging.WARNING, "daskrr")  # Dask's cluster of this module raises that of all handlers
+    stored(tmp_path / "p.zarr", small(40), standardize=True)
+    score(tmp_path / "p.zarr", tmp_path / "s.zarr")
+    export_scores(tmp_path / "s.zarr", tmp_path / "a.csv", values=True, progress=False)
+    assert "was written to after it was scored" not in caplog.text
+    zarr.open_array(tmp_path / "p.zarr", mode="r+")[0] = 1.0
+    export_scores(tmp_path / "s.zarr", tmp_path / "b.csv", values=True, progress=False)
+    assert "p.zarr was written to after it was scored" in caplog.text
 
 
 def test_append__that_is_stopped_before_its_end_changes_nothing(tmp_path, monkeypatch):

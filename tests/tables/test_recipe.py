@@ -2,11 +2,12 @@
 
 import json
 import math
-from datetime import datetime
+from datetime import datetime, time
 
 import hard_tables
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from daskrr.tables import cells
 from daskrr.tables.columns import ABSENT, OTHER, Category, Moment, Number, TimeOfDay, Truth
 from daskrr.tables.files import FrameTable, open_tabular
 from daskrr.tables.recipe import Recipe, learn
-from daskrr.tables.survey import TableOptions, Thinned
+from daskrr.tables.survey import MEDIAN_VALUES, TableOptions, Thinned
 
 
 def learned(cells_of, rows_at_once=1000, **options):
@@ -176,9 +177,71 @@ def test_texts__are_trimmed_and_gaps_found_in_any_case():
     found = cells.texts(pa.array([" a ", "", "na", "N/A", "#n/a", "none", None, "0"]))
     assert found.to_pylist() == ["a", None, None, None, None, "none", None, "0"]
     assert cells.numbers(pa.array(["1", "None", "-", " 2.5 ", "1e3"])).to_pylist() == [1.0, None, None, 2.5, 1000.0]
-    assert cells.truths(pa.array(["Yes", "FALSE", "no", "true", "perhaps", ""])).to_pylist() == [
-        True, False, False, True, None, None,
-    ]  # fmt: skip
+    assert cells.truths(pa.array(["Yes", "FALSE", "no", "true", ""])).to_pylist() == [True, False, False, True, None]
+
+
+@pytest.mark.parametrize("missing", ["refuse", "drop", "median"])
+@pytest.mark.parametrize(
+    ("kind", "known", "wrong"),
+    [
+        ("true or false", ["yes", "no", "yes", None], ["yes", "perhaps"]),
+        ("true or false", [True, False, True, None], [1, 0]),
+        ("time of day", ["10:30", "11:00", "09:15", None], ["10:30", "noon"]),
+        ("time of day", ["10:30", "11:00", "09:15", None], ["10:30", "25:99"]),
+        ("time of day", [time(10), time(11), time(9), None], [10, 11]),
+        ("date", ["2020-01-01", "2020-01-03", "2020-02-01", None], ["2020-01-01", "tomorrow"]),
+        ("date", [datetime(2020, 1, 1), datetime(2020, 1, 3), datetime(2020, 2, 1), None], [18_000, 18_001]),
+        ("number", [1.5, 2.5, 4.5, None], [datetime(2020, 1, 1), datetime(2020, 1, 3)]),
+        ("number", ["1.5", "2.5", "4.5", None], ["1.5", "many"]),
+    ],
+)
+def test_encode__refuses_what_is_of_another_kind_than_what_was_learned(missing, kind, known, wrong):
+    known = known[:3] if missing == "refuse" else known
+    recipe, _, _ = learned({"x": known}, missing=missing)
+    with pytest.raises(InvalidData, match=f"column 'x' was to be read as {kind}"):
+        recipe.encode(pa.record_batch({"x": wrong}), 0)
+
+
+def test_encode__widens_numbers_that_were_narrower():
+    recipe, _, _ = learned({"x": pa.array([1, 2, 3], pa.int8())})
+    assert recipe.dtype == np.int8
+    assert recipe.encode(pa.record_batch({"x": [2.5, 1000.0]}), 0).values.ravel().tolist() == [2.5, 1000.0]
+    assert recipe.encode(pa.record_batch({"x": [1000, 7]}), 0).values.ravel().tolist() == [1000, 7]
+
+
+def test_learn__takes_files_whose_types_differ_for_the_same_reading(tmp_path):
+    rows = [
+        {"x": pa.array([1, 2], pa.int8()), "w": ["a", "b"], "e": pa.nulls(2), "n": pa.nulls(2)},
+        {"x": [2.5, 1000.0], "w": pa.array(["a", "b"]).dictionary_encode(), "e": [7, 9], "n": pa.nulls(2)},
+    ]
+    for number, one in enumerate(rows):
+        pq.write_table(pa.table(one), tmp_path / f"{number}.parquet")
+    table = open_tabular(tmp_path)
+    recipe, lacking = learn(table.batches(100), table.names, TableOptions(missing="mean"))
+    assert kinds(recipe) == {"x": Number, "w": Category, "e": Number}
+    assert lacking == {"e": 2}
+    found = np.vstack([recipe.encode(one, 0).values for one in table.batches(100, recipe.names)])
+    assert found[:, 0].tolist() == [1.0, 2.0, 2.5, 1000.0]
+    assert found[:, -1].tolist() == [8.0, 8.0, 7.0, 9.0]
+    pq.write_table(pa.table({"x": ["many"], "w": ["a"], "e": [1], "n": pa.nulls(1)}), tmp_path / "2.parquet")
+    table = open_tabular(tmp_path)
+    with pytest.raises(InvalidData, match=r"'x' holds double at first and string from row 4 on.*--columns"):
+        learn(table.batches(100), table.names, TableOptions())
+
+
+def test_repeats__are_told_by_the_words_of_a_dictionary():
+    codes = pa.array([0, 1, 1, 0, 2, 2, 1], pa.int8())
+    columns = {name: pa.DictionaryArray.from_arrays(codes, pa.array(words)) for name, words in
+               (("a", ["x", "y", "z"]), ("b", ["x", "y", "z"]), ("c", ["u", "v", "w"]))}  # fmt: skip
+    recipe, _, _ = learned(columns, prunes=True)
+    assert recipe.left_out == {"b": "it is the same as 'a'"}
+
+
+def test_thinned__keeps_nothing_of_what_it_left_out():
+    kept = Thinned()
+    for _ in range(40):
+        kept.add(np.zeros(50_000))
+    assert sum((one if one.base is None else one.base).nbytes for one in kept._values) <= 2 * 8 * MEDIAN_VALUES
 
 
 @settings(max_examples=30, deadline=None)

@@ -10,7 +10,7 @@ from typing import Any
 
 from daskrr.apps.convert.likeness import stem
 from daskrr.apps.report import write_report
-from daskrr.errors import InvalidData
+from daskrr.errors import DaskrrError, InvalidData
 from daskrr.jobs.export import points_of
 from daskrr.jobs.reader import open_scores, top_rows
 from daskrr.jobs.row_values import RowValues
@@ -68,7 +68,7 @@ def choose(
     seed = arguments.get("random_state", SEED)
     key = str(kernel.to_spec())
     noted = Path(points).with_name(f"{stem(points)}.choices.json")
-    known = json.loads(noted.read_text()) if is_ours and noted.exists() else {}
+    known = _noted(noted) if is_ours and noted.exists() else {}
     record = known.get(key) or made_pilot(points, kernel, arguments).to_record()
     if is_ours and key not in known:
         _write(noted, json.dumps(known | {key: record}, indent=2))
@@ -76,6 +76,15 @@ def choose(
     if "sampling" not in arguments:
         given["landmarks"] = record["landmarks"]
     return from_spec(record["kernel"]), given | dict(arguments), record
+
+
+def _noted(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        {from_spec(one["kernel"]): (float(one["ridge"]), int(one["landmarks"])) for one in found.values()}
+    except (ValueError, TypeError, KeyError, AttributeError, DaskrrError) as error:
+        raise InvalidData(f"{path} does not tell what was chosen ({error!r}): remove it, to choose anew") from None
+    return found
 
 
 def _write(path: Path, text: str) -> None:

@@ -153,12 +153,12 @@ class _Work:
         if first is None:
             raise InvalidData("the source has no rows")
         store = PointStore.made(path, is_group=is_group, dtype=kind, shape=first.values.shape)
-        seen = self._fill(store, _chained(first, blocks), table, features)
+        read = self._fill(store, _chained(first, blocks), table, features)
         sources = self._unchanged(before)
         more = {} if scaling is None else {"constant_columns": scaling.constant_columns}
-        array = store.finish(features.to_attributes() | more | {"sources": sources, "rows_read": seen, "asked": asked})
+        array = store.finish(features.to_attributes() | more | {"sources": sources, "rows_read": read, "asked": asked})
         summary = _summary(target, array, features, time.perf_counter() - self.began) | more
-        return summary | {"missing": lacking, "dropped": seen - store.n_rows}
+        return summary | {"missing": lacking, "dropped": read - store.n_rows}
 
     def append(self, target: Path) -> dict[str, Any]:
         """More rows to a store that is there."""
@@ -169,16 +169,16 @@ class _Work:
             raise SourceChanged(f"{changed[0]} has changed since {target} was made of it: make it anew (--overwrite)")
         new = sorted(path for path in before if path.name not in known)
         store = PointStore.reopened(target)
-        was, read = store.n_rows, _rows_read(store.array)
-        seen = read
+        was, known_rows = store.n_rows, _rows_read(store.array)
+        read = known_rows
         for path in new:
             table = replace(self, source=path)._table(TableOptions(), features)[0]
-            seen += self._fill(store, table.blocks(store.array.chunks[0]), table, features, seen)
+            read += self._fill(store, table.blocks(store.array.chunks[0]), table, features, read)
         sources = [*known.values(), *(one for one in self._unchanged(before) if one["name"] not in known)]
-        array = store.finish({"sources": sources, "rows_read": seen}) if new else store.array
+        array = store.finish({"sources": sources, "rows_read": read}) if new else store.array
         appended = store.n_rows - was
         summary = _summary(target, array, features, time.perf_counter() - self.began)
-        return summary | {"missing": {}, "dropped": seen - read - appended, "appended": appended}
+        return summary | {"missing": {}, "dropped": read - known_rows - appended, "appended": appended}
 
     def _table(self, reading: TableOptions, like: Features | None) -> tuple[Table, dict[str, int]]:
         """The source, and how many values its columns lack."""
@@ -212,15 +212,13 @@ class _Work:
     def _fill(
         self, store: PointStore, blocks: Iterator[Encoded], table: Table, features: Features, offset: int = 0
     ) -> int:
-        """Write all blocks, whose rows follow ``offset`` others; how many rows were seen."""
-        seen = 0
+        """Write all blocks, whose rows follow ``offset`` others; how many rows were read."""
         with Stage(self.report, "write rows", *sized(table.expected_rows, store.array.chunks[0])) as stage:
             for block in blocks:
                 values = _values(block, features, store.array.dtype)
                 store.write(values, offset + block.rows, block.ids, block.targets)
-                seen = int(block.rows[-1]) + 1 if len(block.rows) else seen
                 stage.advance(rows=len(values))
-        return seen
+        return table.rows_read
 
     def _unchanged(self, before: dict[Path, tuple[int, int]]) -> list[dict[str, Any]]:
         if _fingerprints(self.source) != before:
@@ -363,7 +361,7 @@ def _values(block: Encoded, features: Features, dtype: np.dtype[Any]) -> NDArray
     if dtype.kind == "f":
         require_finite(cast, block.rows, features.names, f" as {dtype}")
     elif not np.array_equal(cast, values):
-        raise InvalidData(f"rows {block.rows[0]} to {block.rows[-1]} hold integers that {dtype} cannot represent")
+        raise InvalidData(f"rows {block.rows[0]} to {block.rows[-1]} hold numbers that {dtype} cannot represent")
     return cast
 
 

@@ -64,7 +64,7 @@ def stored_points(
     Raises
     ------
     OutputExists
-        It is there and was made otherwise.
+        It is there and was made otherwise, or by somebody else: what is not ours is not replaced.
     SourceChanged
         A file that it was made of has changed.
     """
@@ -73,10 +73,12 @@ def stored_points(
     given = {name: value for name, value in options.items() if value is not None}
     like = None if like is None else like.without_response()
     wanted = {"standardize": like is None} | given
-    if overwrite or not target.exists():
+    asked = open_zarr(str(target)).attrs.get("asked") if target.exists() else None
+    if target.exists() and asked is None:
+        raise OutputExists(f"{target} is where the rows of {table} go, and was not made of a table: move it elsewhere")
+    if overwrite or asked is None:
         convert(table, target, like=like, overwrite=overwrite, progress=progress, **wanted)
         return str(target)
-    asked = open_zarr(str(target)).attrs.get("asked")
     if asked != wanted | ({} if like is None else {"like": like.to_attributes()}):
         raise OutputExists(
             f"{target} was made of a table with other options: remove it, or pass --overwrite to replace it"

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from zarr.codecs import BloscCodec, Crc32cCodec
 from zarr.storage import LocalStore
 
+from daskrr.errors import InvalidData
 from daskrr.storage.zarr_input import POINTS, RESPONSES, ROW_IDS, ROW_NUMBERS
 
-# Bytes of an identifier at first; longer ones make their array wider.
-ID_BYTES = 16
+# Bytes of an identifier at first; longer ones make their array wider, up to a width that memory bears for all rows.
+ID_BYTES, MOST_ID_BYTES = 16, 256
 
 
 class PointStore:
@@ -123,7 +124,19 @@ def _array(metadata: Any, place: Any) -> "zarr.Array[Any]":
 
 
 def encoded_ids(ids: Sequence[str]) -> NDArray[np.uint8]:
-    """Texts as rows of UTF-8 bytes, with zeros after them."""
+    """Texts as rows of UTF-8 bytes, with zeros after them.
+
+    Raises
+    ------
+    InvalidData
+        One is too long.
+    """
     words = [word.encode() for word in ids]
     width = max(ID_BYTES, *map(len, words)) if words else ID_BYTES
+    if width > MOST_ID_BYTES:
+        longest = max(ids, key=lambda word: len(word.encode()))
+        raise InvalidData(
+            f"the identifier {longest[:40]!r}… has {width} bytes, and {MOST_ID_BYTES} at most are kept: choose another "
+            "column (--id)"
+        )
     return np.frombuffer(b"".join(word.ljust(width, b"\0") for word in words), np.uint8).reshape(len(words), width)

@@ -38,6 +38,8 @@ class Table(ABC):
         What it is read from.
     recipe
         What becomes of cells that are not all numbers.
+    rows_read
+        How many rows of the source the blocks so far were made of, with those that were dropped.
     """
 
     names: list[str]
@@ -46,6 +48,7 @@ class Table(ABC):
     expected_rows: int
     files: Sequence[Path]
     recipe: Recipe | None = None
+    rows_read: int = 0
 
     def blocks(self, rows: int) -> Iterator[Encoded]:
         """Yield the features from the first row on, in blocks of exactly ``rows`` rows, the last one excepted."""
@@ -94,10 +97,10 @@ class ArrayTable(Table):
         self._cut = slice(None) if columns is None else positions
 
     def _read(self, rows: int) -> Iterator[Encoded]:
-        start = 0
+        self.rows_read = 0
         for block in self._arrays(rows):
-            yield Encoded(block[:, self._cut], np.arange(start, start + len(block)))
-            start += len(block)
+            start, self.rows_read = self.rows_read, self.rows_read + len(block)
+            yield Encoded(block[:, self._cut], np.arange(start, self.rows_read))
 
     @abstractmethod
     def _arrays(self, rows: int) -> Iterator[NDArray[Any]]:
@@ -124,10 +127,10 @@ class CellTable(Table):
 
     def _read(self, rows: int) -> Iterator[Encoded]:
         assert self.recipe is not None
-        start = 0
+        self.rows_read = 0
         for batch in self._cells.batches(min(rows, SURVEY_ROWS), self.recipe.names):
+            start, self.rows_read = self.rows_read, self.rows_read + batch.num_rows
             yield self.recipe.encode(batch, start)
-            start += batch.num_rows
 
 
 def _watched(batches: Iterator[Any], stage: Stage) -> Iterator[Any]:
