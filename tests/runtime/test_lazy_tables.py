@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
-import xarray as xr
 
 import daskrr
 from daskrr.errors import InvalidData
@@ -35,7 +34,6 @@ LAZY = {
     "Dask DataFrame": lambda folder: dd.from_pandas(FRAME, npartitions=4),
     "data set": lambda folder: pyarrow.dataset.dataset(folder),
     "folder": str,
-    "xarray": lambda folder: xr.DataArray(da.from_array(X, chunks=(20, 3)), dims=("row", "column")),
 }
 IN_MEMORY = {
     "pandas": lambda: FRAME,
@@ -49,7 +47,7 @@ def test_open_rows__of_a_lazy_table_reads_nothing_but_how_long_it_is(kind, folde
     rows = open_rows(LAZY[kind](folder))
     assert isinstance(rows, DaskRows)
     assert rows.shape == (90, 3)
-    assert kind == "xarray" or rows.features.names == NAMES
+    assert rows.features.names == NAMES
     np.testing.assert_array_equal(rows.array.compute(), X)
 
 
@@ -69,7 +67,7 @@ def test_scores__of_every_kind_of_table_are_those_of_the_array(kind, folder):
     found = daskrr.leverage_scores(table, Gaussian(1.0), 1e-2, 20, **options)
     # Chunks decide where blocks begin, and these the last bits.
     np.testing.assert_allclose(found.scores.compute(), expected, rtol=1e-12)
-    assert kind == "xarray" or found.sketch.features.names == NAMES
+    assert found.sketch.features.names == NAMES
 
 
 @pytest.mark.parametrize("kind", ["Dask DataFrame", "data set", "pandas", "polars"])
