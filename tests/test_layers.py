@@ -64,6 +64,15 @@ def test_import__is_light() -> None:
     assert found.stdout.strip() == "[]"
 
 
+def test_commands__load_what_they_need_and_no_more() -> None:
+    """Estimators, pictures and frames take as long to load as all else together, and most commands use none."""
+    script = (
+        "import sys, daskrr.apps.cli.commands; print(sorted({'sklearn', 'matplotlib', 'pandas'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    assert found.stdout.strip() == "[]"
+
+
 USAGE_ERRORS = {
     "score": "Missing argument",
     "score a b --bogus": "No such option",

@@ -22,7 +22,7 @@ from daskrr.jobs.reader import ScoreStore, open_scores
 from daskrr.jobs.row_sample import SAMPLE
 from daskrr.jobs.row_values import RowValues
 from daskrr.leverage.tabulated import ORDER, named_by_ridge
-from daskrr.regression.model import PREDICTIONS
+from daskrr.regression.persistence import PREDICTIONS
 from daskrr.runtime.progress import Reporter, Stage, reporter
 from daskrr.runtime.rows import open_rows
 from daskrr.storage.output import Output
@@ -52,7 +52,8 @@ class PublishedRows:
         """Scores and their ends."""
         ridges = np.atleast_1d(store.summary["parameters"]["ridge"]).tolist()
         arrays = {name: store[name] for name in ORDER if name in set(store.keys())}
-        return cls(arrays, ridges, store.summary["parameters"]["input"], fingerprint=store.source["fingerprint"])
+        known = None if store.source is None else store.source["fingerprint"]
+        return cls(arrays, ridges, store.summary["parameters"]["input"], fingerprint=known)
 
     @classmethod
     def at(cls, path: str | os.PathLike) -> "PublishedRows":

@@ -36,7 +36,7 @@ class ScoreStore(Tabulated):
     summary
         Parameters, versions and figures of the run; of an unfinished job only its parameters.
     source
-        Where the rows that were scored are, how many there were, and what changes if they do.
+        Where the rows that a job scored are, how many there were, and what changes if they do; None if it was no job.
     complete
         (n,) which rows are there, with ``allow_partial``; else None.
     """
@@ -45,7 +45,7 @@ class ScoreStore(Tabulated):
         self,
         arrays: Mapping[str, zarr.Array],
         summary: dict[str, Any],
-        source: Mapping[str, Any],
+        source: Mapping[str, Any] | None,
         complete: NDArray[np.bool_] | None,
     ) -> None:
         self._arrays, self.summary, self.source, self.complete = arrays, summary, source, complete
@@ -193,7 +193,14 @@ def open_scores(path: str | os.PathLike, allow_partial: bool = False, generation
     summary = _believable(manifest, group, str(store))
     arrays: Any = {name: group[name] for name in (*CERTIFIED, "residual") if name in group}
     complete = np.ones(summary["n_rows"], bool) if allow_partial else None
-    return ScoreStore(arrays, summary, manifest["parameters"]["input"], complete)
+    return ScoreStore(arrays, summary, _source(manifest), complete)
+
+
+def _source(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What a manifest tells of the input of a job."""
+    parameters = manifest.get("parameters")
+    found = parameters.get("input") if isinstance(parameters, dict) else None
+    return found if isinstance(found, dict) and isinstance(found.get("fingerprint"), str) else None
 
 
 def _believable(manifest: Mapping[str, Any], group: zarr.Group, name: str) -> dict[str, Any]:
@@ -238,7 +245,7 @@ def _open_unfinished(store: Output, generation: str) -> ScoreStore:
     names = journal.read("receipts", min(done))["blocks"][0]["digests"]
     shapes = {name: (n_rows,) if name == "residual" else (n_rows, *columns) for name in names}
     arrays = store.staged(generation, shapes, height, read_only=True).arrays
-    return ScoreStore(arrays, begun, parameters["input"], complete)
+    return ScoreStore(arrays, begun, _source(begun), complete)
 
 
 def status(path: str | os.PathLike) -> dict[str, Any]:

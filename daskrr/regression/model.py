@@ -38,7 +38,7 @@ from daskrr.regression.factors import diagonalise, predictor, regress, smoother
 from daskrr.regression.facts import ModelFacts, RiskInflation
 from daskrr.regression.fitting import FREQUENCY, PRECISION, Deviation, FitSums, Training, take_sums
 from daskrr.regression.learning import stand_in
-from daskrr.regression.persistence import write_model
+from daskrr.regression.persistence import PREDICTIONS, write_model
 from daskrr.regression.plotting import RegressionPictures
 from daskrr.runtime.blocks import block_rows
 from daskrr.runtime.inputs import readable
@@ -49,8 +49,6 @@ from daskrr.runtime.rows import Rows, viewed
 from daskrr.runtime.scheduler import Pick, everything, held
 from daskrr.runtime.telemetry import reporter
 from daskrr.storage.saving import Saving
-
-PREDICTIONS = "predictions"
 
 
 class KernelRidgeModel(RegressorMixin, SketchedEstimator):

@@ -20,7 +20,8 @@ from daskrr.regression.factors import FitFactors, with_solution
 from daskrr.storage.output import Output
 from daskrr.storage.saving import Saving
 
-MODEL = "a model"
+# What is saved, by name.
+MODEL, PREDICTIONS = "a model", "predictions"
 MODEL_VERSION = 3
 
 # Of these square matrices the lower triangle is all there is, and is stored row by row.

@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.dataset
 import pyarrow.parquet
 
 from daskrr.errors import InvalidData, InvalidParameter

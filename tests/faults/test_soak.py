@@ -8,8 +8,8 @@ from soak import EVENTS, Soak
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_soak__of_a_minute_and_a_half_ends_with_exact_scores_inside_all_intervals(tmp_path: Path) -> None:
-    found = Soak(tmp_path, seed=0).live(minutes=1.5)
+def test_soak__of_three_minutes_ends_with_exact_scores_inside_all_intervals(tmp_path: Path) -> None:
+    found = Soak(tmp_path, seed=0).live(minutes=3)
     print(found)
     assert all(found[event] for event in EVENTS)
     assert found["generations"] > 3

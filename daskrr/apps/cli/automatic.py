@@ -18,7 +18,7 @@ from daskrr.kernels import Kernel, from_spec
 from daskrr.leverage import plan
 from daskrr.leverage.pilot import Pilot, pilot
 from daskrr.leverage.plan import measure_matmul
-from daskrr.regression.loading import load
+from daskrr.nystrom.sketch import load_sketch
 from daskrr.runtime.rows import open_rows
 from daskrr.storage.zarr_input import RESPONSES
 
@@ -114,7 +114,7 @@ def highest_rows(output: str, rows: list[dict[str, Any]], points: str | None = N
     if found is None:
         return rows
     numbers = [one["row"] for one in rows]
-    about = zip(rows, found.of(numbers), found.reasons(numbers, load(output)), strict=True)
+    about = zip(rows, found.of(numbers), found.reasons(numbers, load_sketch(output)), strict=True)
     return [one | known | {"why": why} for one, known, why in about]
 
 

@@ -12,8 +12,8 @@ from daskrr.apps.cli.usage import candidates, numbers
 from daskrr.errors import InvalidData
 from daskrr.regression.cross_validation import KFold, NystromKernelRidgeCV
 from daskrr.regression.loading import load_model
-from daskrr.regression.model import PREDICTIONS, KernelRidgeModel
-from daskrr.regression.persistence import MODEL
+from daskrr.regression.model import KernelRidgeModel
+from daskrr.regression.persistence import MODEL, PREDICTIONS
 from daskrr.regression.ridge import NystromKernelRidge
 from daskrr.storage.saving import Saving
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from daskrr.apps.convert import convert, features_of
 from daskrr.errors import DaskrrError, InvalidData, OutputExists
-from daskrr.nystrom.sketch import NystromSketch
-from daskrr.regression.loading import load
+from daskrr.nystrom.sketch import load_sketch
+from daskrr.regression.persistence import MODEL, read_model
+from daskrr.storage.saving import kind_of
 from daskrr.storage.urls import redact
 from daskrr.storage.zarr_input import open_zarr
 from daskrr.tables.features import Features
@@ -33,8 +34,10 @@ def features_at(path: str | os.PathLike[str]) -> Features:
 
 def _features_of_fitted(path: str | os.PathLike[str]) -> Features | None:
     try:
-        found = load(path)
-        return found.features if isinstance(found, NystromSketch) else found.features_
+        if kind_of(path) != MODEL:
+            return load_sketch(path).features
+        _, saved = read_model(path, ())
+        return Features.of(saved["features"] or {}, saved["n_features"], "the model")
     except DaskrrError:
         return None
 

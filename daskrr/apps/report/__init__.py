@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from daskrr import __version__, plots
+from daskrr import __version__
 from daskrr.apps import text
 from daskrr.apps.report import html, origins
 from daskrr.errors import InvalidParameter, OutputExists
 from daskrr.jobs.reader import ScoreStore, open_scores
+from daskrr.leverage.plotting import drawings
 from daskrr.leverage.profile import Profile
 from daskrr.leverage.ranking import CEILING
 from daskrr.leverage.writing import LEVELS
@@ -159,6 +160,7 @@ def _bounded(value: float | None) -> str:
 
 def _drawn(draw: Callable[..., Any]) -> str:
     """A picture as SVG; the page has its title."""
+    plots = drawings()
     figure = plots.new_figure(WIDTH, HEIGHT)
     axes = draw(ax=figure.subplots())
     axes.set_title("", loc="left")

@@ -10,7 +10,7 @@ from daskrr.errors import DaskrrError
 from daskrr.jobs.export import points_of
 from daskrr.jobs.reader import ScoreStore
 from daskrr.jobs.row_values import RowValues
-from daskrr.regression.loading import load
+from daskrr.nystrom.sketch import load_sketch
 from daskrr.tables.recipe import Recipe
 
 # Columns of the table that are shown at most.
@@ -43,7 +43,7 @@ def _values(points: RowValues, rows: Sequence[int]) -> str:
 
 
 def _reasons(points: RowValues, rows: Sequence[int], path: str | os.PathLike) -> str:
-    why = points.reasons(rows, load(path))
+    why = points.reasons(rows, load_sketch(path))
     lines = [(f"row {number}", table_text.reasons(one) or "–") for number, one in zip(rows, why, strict=True)]
     caption = "In what each is farthest from the landmarks that are nearest to it; in brackets its value, and theirs"
     return html.facts(caption, lines)
