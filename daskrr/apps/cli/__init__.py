@@ -191,7 +191,11 @@ def _show(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
 
 @main.command()
 @click.argument("path", metavar="JOB", type=click.Path())
-@click.option("--check", is_flag=True, help="Only tell what is wrong with JOB, or what it would do and cost.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Only tell what is wrong with JOB, or what it would do and cost; a table is converted to know.",
+)
 @click.option("--schema", is_flag=True, is_eager=True, expose_value=False, callback=_show, help="Show all keys.")
 @click.option("--example", is_flag=True, is_eager=True, expose_value=False, callback=_show, help="Show a job file.")
 @cluster_options
