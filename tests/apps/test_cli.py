@@ -20,9 +20,10 @@ import pytest
 import zarr
 from click.testing import CliRunner
 from distributed import Client, KilledWorker, LocalCluster
+from processes import end_soon
 
 import daskrr
-from daskrr import errors, kernels, machine
+from daskrr import errors, kernels
 from daskrr.apps import clusters, text
 from daskrr.apps.cli import commands, demonstration, main, parsing, telling, usage
 from daskrr.apps.cli.options import CERTAINTY, GROUPS, KERNELS, SAMPLINGS, TOLERANCE, LengthScale
@@ -457,7 +458,7 @@ class TestInterrupts:
     def test_whatever_does_not_end_is_ended_with_all_that_it_started(self):
         found = subprocess.run([sys.executable, "-c", DEAF], capture_output=True, text=True, timeout=SECONDS)
         assert (found.returncode, found.stderr) == (130, "daskrr: interrupted\n")
-        assert machine.is_gone(int(found.stdout))
+        assert end_soon(int(found.stdout))
 
     @pytest.mark.slow
     def test_half_started_workers_print_no_traceback_when_they_are_interrupted(self):
@@ -470,7 +471,7 @@ class TestInterrupts:
         _, complaints = found.communicate(timeout=SECONDS)
         assert (found.returncode, complaints) == (130, "daskrr: interrupted\n")
         assert len(children) == 2
-        assert all(machine.is_gone(int(pid)) for pid in children)
+        assert end_soon(*map(int, children))
 
     def test_every_thread_that_was_started_for_them_ends(self):
         with sure_interrupts():

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from daskrr import machine
 from daskrr.errors import LeaseHeld, LeaseLost
 from daskrr.storage.lease import Lease
 from daskrr.storage.records import Records
@@ -42,6 +43,16 @@ def running(work: Callable[..., None], *arguments: Any) -> Iterator[Any]:
 def _enter(settings: dict[str, str], work: Callable[..., None], arguments: tuple) -> None:
     os.environ.update(settings)
     work(*arguments)
+
+
+def end_soon(*pids: int) -> bool:
+    """Whether processes that were killed are gone, for which a busy machine takes its time."""
+    deadline = time.monotonic() + GENEROUS
+    while not all(map(machine.is_gone, pids)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def stopped(
