@@ -171,7 +171,8 @@ def test_kill__of_the_command_at_ten_random_moments_gives_the_same_bits(tmp_path
     print(*fired, sep="\n")
     assert len(fired) == 10
     assert sum(state["workers"] > 0 for state in fired) >= 5
-    assert sum(state["receipts"] > 0 for state in fired) >= 2
+    # Receipts go once the scores are published.
+    assert sum(state["receipts"] > 0 or state["committed"] for state in fired) >= 2
 
 
 # --- Row 7: the end before and after every change on the disk -----------------------------------------
