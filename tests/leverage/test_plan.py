@@ -190,8 +190,8 @@ SLOW = pytest.mark.slow
 SHAPES = [
     (8, 12_000, 200),
     pytest.param(2000, 3000, 200, marks=SLOW),
-    pytest.param(20_000, 1500, 200, marks=SLOW),
-    pytest.param(50_000, 800, 150, marks=SLOW),
+    pytest.param(20_000, 800, 200, marks=SLOW),
+    pytest.param(50_000, 400, 150, marks=SLOW),
 ]
 
 
@@ -228,13 +228,13 @@ def test_worker_bytes__are_no_less_than_a_worker_takes(d, n, n_landmarks, certif
     ],
 )
 def test_worker_bytes__of_wide_rows_know_the_kernel_and_the_sampling(kernel, options, tmp_path):
-    check_worker(write_rows(tmp_path / "x.zarr", 1500, 20_000), kernel, 200, **options)
+    check_worker(write_rows(tmp_path / "x.zarr", 800, 20_000), kernel, 200, **options)
 
 
 @SLOW
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_worker_bytes__of_wide_rows_hold_for_durable_jobs_and_stored_dtypes(dtype, tmp_path):
-    points = write_rows(tmp_path / "x.zarr", 1500, 20_000, dtype)
+    points = write_rows(tmp_path / "x.zarr", 800, 20_000, dtype)
     check_worker(points, wide(20_000), 200, durable=tmp_path / "out.zarr", certify=True)
 
 
