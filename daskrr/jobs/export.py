@@ -183,7 +183,8 @@ def known_points(found: PublishedRows, points: Any, needed: bool) -> RowValues |
 def _warn_of_change(found: PublishedRows, known: RowValues) -> None:
     # Of rows with weights, theirs comes first.
     before = None if found.fingerprint is None else found.fingerprint.partition(" and ")[0]
-    if before is not None and fingerprint(open_rows(known.points)) != before:
+    # Nothing is read of them: chunks that were never written did not keep them from being scored.
+    if before is not None and fingerprint(open_rows(known.points, missing_chunks="fill")) != before:
         log.warning(
             "%s was written to after it was scored: values that are shown or joined with the scores may not be those "
             "that were scored", found.origin,

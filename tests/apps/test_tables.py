@@ -365,6 +365,14 @@ def test_export__tells_of_points_that_were_written_to_meanwhile(tmp_path, caplog
     assert "p.zarr was written to after it was scored" in caplog.text
 
 
+def test_export__of_scores_of_a_store_with_chunks_left_out(tmp_path):
+    array = zarr.create_array(tmp_path / "p.zarr", shape=(40, 2), chunks=(10, 2), dtype="f8", fill_value=0.0)
+    array[:30] = np.random.default_rng(0).standard_normal((30, 2))
+    score(tmp_path / "p.zarr", tmp_path / "s.zarr", missing_chunks="fill")
+    export_scores(tmp_path / "s.zarr", tmp_path / "t.parquet", values=True, progress=False)
+    assert pq.read_table(tmp_path / "t.parquet")["0"].to_pylist()[30:] == [0.0] * 10
+
+
 def test_append__that_is_stopped_before_its_end_changes_nothing(tmp_path, monkeypatch):
     folder = tmp_path / "nights"
     folder.mkdir()

@@ -81,7 +81,8 @@ def choose(
 def _noted(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        {from_spec(one["kernel"]): (float(one["ridge"]), int(one["landmarks"])) for one in found.values()}
+        for one in found.values():
+            from_spec(one["kernel"]), float(one["ridge"]), int(one["landmarks"])
     except (ValueError, TypeError, KeyError, AttributeError, DaskrrError) as error:
         raise InvalidData(f"{path} does not tell what was chosen ({error!r}): remove it, to choose anew") from None
     return found
