@@ -1,6 +1,7 @@
 """Scores as frames: one row each, a column for every quantity and ridge."""
 
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,15 +13,15 @@ from daskrr.errors import InvalidParameter
 ORDER = ("estimate", "lower", "upper", "scores", "residual")
 
 
-class Tabulated:
+class Tabulated(ABC):
     """What has lazy arrays of scores, and can be made a frame of."""
 
     summary: dict[str, Any]
 
     @property
+    @abstractmethod
     def certified(self) -> bool:
         """Whether every score comes with an interval."""
-        raise NotImplementedError
 
     @property
     def lazy_arrays(self) -> Mapping[str, da.Array]:
