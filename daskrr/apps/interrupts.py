@@ -112,13 +112,24 @@ def deaf_children() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    # Python starts this one with its first child, and would let the key through again then.
-    importlib.import_module("multiprocessing.resource_tracker").ensure_running()
+    _start_resource_tracker()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start_resource_tracker() -> None:
+    """Start the process that clears up behind others, before Python does with its first child, and lets keys through.
+
+    It is not to print what it clears: after an interrupt there is something as a matter of course.
+    """
+    sys.warnoptions.append("ignore:resource_tracker")
+    try:
+        importlib.import_module("multiprocessing.resource_tracker").ensure_running()
+    finally:
+        sys.warnoptions.pop()
 
 
 def _reasons() -> dict[int, type[KeyboardInterrupt]]:

@@ -423,6 +423,15 @@ def begin():
 if __name__ == "__main__":
     main(["begin"])
 """
+# A process that ends without giving back what its children were to share.
+LEAVING = """
+import multiprocessing, os
+from daskrr.apps import interrupts
+
+with interrupts.deaf_children():
+    kept = multiprocessing.get_context("spawn").Lock()
+os._exit(3)
+"""
 SIGNALS = {"all": [], "those of Windows": ["SIGALRM", "setitimer", "ITIMER_REAL", "pthread_kill"]}
 
 
@@ -459,6 +468,10 @@ class TestInterrupts:
         found = subprocess.run([sys.executable, "-c", DEAF], capture_output=True, text=True, timeout=SECONDS)
         assert (found.returncode, found.stderr) == (130, "daskrr: interrupted\n")
         assert end_soon(int(found.stdout))
+
+    def test_what_was_left_behind_is_cleared_without_a_word(self):
+        found = subprocess.run([sys.executable, "-c", LEAVING], capture_output=True, text=True, timeout=SECONDS)
+        assert (found.returncode, found.stderr) == (3, "")
 
     @pytest.mark.slow
     def test_half_started_workers_print_no_traceback_when_they_are_interrupted(self):
