@@ -107,12 +107,12 @@ def test_kill__of_a_driver_at_two_moments_and_going_on_gives_the_same_bits(tmp_p
     assert digest(output) == expected
 
 
-def moments(count: int, seed: int, duration: float) -> list[tuple[str, float]]:
+def moments(seed: int, duration: float) -> list[tuple[str, float]]:
     """When to kill: a random time after the start, after the first record, or after all rows were scored."""
     dice = random.Random(seed)
     longest = {"start": 0.3 * duration, "record": 0.6 * duration, "publish": 0.02}
-    kinds = ["start", *["record"] * 7, "publish", "publish"]
-    return [(kind, dice.uniform(0.0, longest[kind])) for kind in (kinds * count)[:count]]
+    kinds = ["start", "record", "record", "record", "publish", "publish"]
+    return [(kind, dice.uniform(0.0, longest[kind])) for kind in kinds]
 
 
 def wait_for(kind: str, output: Path, process: subprocess.Popen[str]) -> None:
@@ -146,14 +146,14 @@ def go_on(points: Path, output: Path, by_command: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_kill__of_the_command_at_ten_random_moments_gives_the_same_bits(tmp_path: Path) -> None:
+def test_kill__of_the_command_at_six_random_moments_gives_the_same_bits(tmp_path: Path) -> None:
     points = make_points(tmp_path / "points.zarr")
     expected = reference(points, tmp_path)
     began = time.monotonic()
     run(score_command(points, tmp_path / "undisturbed.zarr"))
     assert digest(tmp_path / "undisturbed.zarr") == expected
     fired = []
-    for number, (kind, delay) in enumerate(moments(10, 0, time.monotonic() - began)):
+    for number, (kind, delay) in enumerate(moments(0, time.monotonic() - began)):
         for output in attempts(tmp_path, str(number)):
             with watched(output) as seen:
                 state = killed(kind, delay, score_command(points, output), output, whole_group=bool(number % 2))
@@ -169,8 +169,8 @@ def test_kill__of_the_command_at_ten_random_moments_gives_the_same_bits(tmp_path
         assert sorted(path.name for path in output.iterdir()) == PUBLISHED
         shutil.rmtree(output)
     print(*fired, sep="\n")
-    assert len(fired) == 10
-    assert sum(state["workers"] > 0 for state in fired) >= 5
+    assert len(fired) == 6
+    assert sum(state["workers"] > 0 for state in fired) >= 3
     # Receipts go once the scores are published.
     assert sum(state["receipts"] > 0 or state["committed"] for state in fired) >= 2
 

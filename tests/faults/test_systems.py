@@ -77,10 +77,9 @@ def test_systems__run_the_command_line(lacking: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lacking", ["all", "proc"])
-def test_systems__go_on_with_a_job_that_was_killed(lacking: str, tmp_path: Path) -> None:
+def test_systems__go_on_with_a_job_that_was_killed(tmp_path: Path) -> None:
     points, output = make_points(tmp_path / "points.zarr", 40_000), tmp_path / "out.zarr"
-    environment = environment_of(lacking, tmp_path)
+    environment = environment_of("all", tmp_path)
     with started(score_command(points, output), env=environment) as process:
         until(
             lambda: Output(output).is_begun and any(one["scored"] for one in reader.status(output)["unfinished"]),

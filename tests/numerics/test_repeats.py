@@ -115,4 +115,4 @@ def test_interval__contains_the_exact_scores_of_repeated_rows(dtype):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_interval__contains_the_exact_scores_of_very_many_repeated_rows(dtype):
-    check_intervals(dtype, st.integers(4096, 200_000), 150)
+    check_intervals(dtype, st.integers(4096, 200_000), 100)
