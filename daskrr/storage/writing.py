@@ -101,9 +101,14 @@ class HeldOutput(Output):
                 self.view.show(manifest, anew)
 
     def fence(self) -> None:
-        """Make sure that no earlier holder of the lease can publish any more, and put right what one has left."""
-        self._look()
-        self._swap(replace(self.commit or Commit(fence=0), fence=self.lease.generation))
+        """Make sure that no earlier holder of the lease can publish any more, and put right what one has left.
+
+        Until this is done, one may still publish, if it was about to: that counts, and is followed.
+        """
+        fenced = False
+        while not fenced:
+            self._look()
+            fenced = self._swapped(replace(self.commit or Commit(fence=0), fence=self.lease.generation))
         # As a group, it does not astonish those who list the output with Zarr.
         metadata = metadata_of(blueprint({}, 1)).encode()
         if insist(partial(self.medium.read, f"{STATE}/{METADATA}"), f"read {STATE} of {self}") != metadata:
@@ -112,23 +117,29 @@ class HeldOutput(Output):
         self.show()
 
     def _swap(self, wanted: Commit) -> None:
-        """Change the commit, unless somebody else has, and then its copy.
+        """Change the commit, and then its copy.
 
         Raises
         ------
         LeaseLost
-            Somebody has: the lease is not ours any more.
+            Somebody else has changed it since we did: the lease is not ours any more.
         """
+        if not self._swapped(wanted):
+            self.lease.lose("another job has changed the commit")
+
+    def _swapped(self, wanted: Commit) -> bool:
+        """Change the commit, unless somebody else has since we looked, and then its copy; whether that was done."""
         self.lease.confirm()
         wanted = replace(wanted, serial=max(wanted.serial, self._commit.serial) + 1)
         content, version = asdict(wanted), self._version
         done = self.records.replace(COMMIT, content, version) if version else self.records.create(COMMIT, content)
         found = self.records.read_version(COMMIT)
         if not done or found is None or found[0] != content:
-            self.lease.lose("another job has changed the commit")
+            return False
         self._commit, self._version = wanted, found[1]
         if wanted.published:
             self.records.write_while(self.lease.confirm, COPY, content)
+        return True
 
     def _look(self) -> None:
         """Remember which commit the next one follows; before it is read, so that nothing comes in between."""

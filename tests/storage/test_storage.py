@@ -446,9 +446,33 @@ def test_hold__that_is_stopped_while_it_takes_over_leaves_the_commit_of_the_next
                 found[0] = second.commit
 
         monkeypatch.setattr(first.lease, "confirm", late)
-        with pytest.raises(LeaseLost, match="another job has changed the commit"):
+        with pytest.raises(LeaseLost, match=r"generation \d+ took over"):
             HeldOutput(first.target, first.lease).fence()
     assert Output(target).commit == found[0]
+
+
+def test_hold__follows_what_the_one_before_published_at_the_last_moment(tmp_path, monkeypatch):
+    """It had asked for its lease when it still was its own, and the next one has it already, but has not fenced it."""
+    target = tmp_path / "out.zarr"
+    save(target, scores=1.0)
+    with hold(target) as first:
+        mine, look, done = begun(first, 9.0), HeldOutput._look, []
+
+        def late(held):
+            look(held)
+            if not done:
+                done.append(None)
+                monkeypatch.setattr(first.lease, "confirm", lambda: None)
+                publish(first, *mine)
+
+        monkeypatch.setattr(HeldOutput, "_look", late)
+        with taken_over(first, monkeypatch) as second:
+            assert (second.commit.current, second.commit.fence) == (mine[0], second.lease.generation)
+            with pytest.raises(LeaseLost, match="another job has changed the commit"):
+                publish(first, *mine)
+            publish(second, *begun(second, 3.0))
+    np.testing.assert_array_equal(open_published(target)["scores"][...], 3.0)
+    assert verify(target) == []
 
 
 def test_show__by_who_was_stopped_before_the_link_is_exchanged_is_put_back(tmp_path, monkeypatch):
