@@ -1,9 +1,9 @@
 """How far does it scale: on all cores of this machine, in what a task costs, and on hundreds of simulated workers?
 
-Four parts: runs from Zarr store to Zarr store on 1, 2, 4 … workers against the speed of matrix multiplication; the
-processor time of tasks that do nothing, and what a small run is made up of; the engine on workers that sleep; and one
-run over as many rows as there is room for. From these the time of large inputs on large clusters is estimated. A part
-that is not run is kept as it is in the report.
+Five parts: runs from Zarr store to Zarr store on 1, 2, 4 … workers against the speed of matrix multiplication; the
+processor time of tasks that do nothing, and what a small run is made up of; the engine on workers that sleep; stores of
+very many chunks, and of one; and one run over as many rows as there is room for. From these the time of large inputs on
+large clusters is estimated. A part that is not run is kept as it is in the report.
 """
 
 import argparse
@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness, scale_large, scale_simulated, scale_tasks, scale_workers
+from benchmarks import harness, scale_large, scale_shapes, scale_simulated, scale_tasks, scale_workers
 from daskrr.runtime.blocks import MAX_BLOCK_ROWS
 from daskrr.runtime.tree import blocks_of_a_span, cut
 
 SEED = 0
-PARTS = ("workers", "tasks", "simulated", "large")
+PARTS = ("workers", "tasks", "simulated", "shapes", "large")
 SIMULATED_FOR_COSTS = 64
 QUICK_SIMULATED = 4
 
@@ -119,6 +119,10 @@ def _measure(part: str, options: argparse.Namespace) -> dict[str, Any]:
         found = scale_simulated.run(quick, options.simulated, options.seconds)
         scale_simulated.show(found)
         checks = scale_simulated.checks_of(found)
+    elif part == "shapes":
+        found = scale_shapes.run(quick)
+        scale_shapes.show(found)
+        checks = scale_shapes.checks_of(found)
     else:
         large = scale_large.run(quick, options.rows)
         scale_large.show(large)

@@ -61,11 +61,8 @@ class Load:
 
 LOADS = [
     Load(64, "even", carried=True),
-    Load(64, "even", carried=False),
     Load(64, "cut", carried=False),
-    Load(256, "even", carried=False),
     Load(256, "cut", carried=False),
-    Load(1000, "even", carried=False),
     Load(1000, "cut", carried=False),
 ]
 QUICK_LOADS = [Load(8, spans, carried, tasks=4, seconds=0.1) for spans, carried in (("even", True), ("cut", False))]

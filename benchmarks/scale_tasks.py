@@ -168,7 +168,7 @@ def small_run(name: str, repeats: int) -> dict[str, Any]:
 
 def run(quick: bool, simulated: int) -> dict[str, Any]:
     """The cost of a task on two workers and on many simulated ones, and what a small run is made up of."""
-    few, many, repeats = (20, 60, 1) if quick else (100, 600, 5)
+    few, many, repeats = (8, 24, 1) if quick else (100, 600, 5)
     costs = []
     for workers in (harness.WORKERS, simulated):
         with cluster_apart(workers, simulated=workers > harness.WORKERS) as cluster:

@@ -26,6 +26,9 @@ NOT_FOR_FOLDERS = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 # Of the C library of Linux, and of that of macOS.
 AT_FDCWD, RENAME_NOREPLACE = -100, 1
 RENAME_EXCL = 4
+# Options of the memory of the C library of Linux. Larger pieces than the first cannot be kept.
+M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_ARENA_MAX = -3, -1, -8
+LARGEST_KEPT, MOST_KEPT = 32 * 2**20, 128 * 2**20
 
 
 class NoHardLinks(OSError):
@@ -204,6 +207,22 @@ def make_link(target: str, link: str) -> bool:
         os.unlink(temporary)
         raise
     return True
+
+
+def keep_memory(arenas: int) -> bool:
+    """Have this process keep memory that is freed for what needs it next, in so many arenas; False where it cannot.
+
+    Dask has its workers give freed memory back at once, so that every chunk is decoded into pages that are new. A new
+    page takes some microseconds in a virtual machine, as long as thousands of multiplications. Only the GNU C library
+    can be told; elsewhere things stay as they are.
+    """
+    if sys.platform != "linux":
+        return False
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallopt"):
+        return False
+    options = ((M_MMAP_THRESHOLD, LARGEST_KEPT), (M_TRIM_THRESHOLD, MOST_KEPT), (M_ARENA_MAX, arenas))
+    return all(library.mallopt(*one) for one in options)
 
 
 def _told(path: Path) -> str:

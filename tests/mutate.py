@@ -204,8 +204,8 @@ DEFECTS = (
     Defect(
         "commit not fenced by who takes the lease",
         "storage/writing.py",
-        "        self._swap(replace(self.commit or Commit(fence=0), fence=self.lease.generation))\n",
-        "        self._commit = self.commit or Commit(fence=0)\n",
+        "            fenced = self._swapped(replace(self.commit or Commit(fence=0), fence=self.lease.generation))\n",
+        "            fenced, self._commit = True, self.commit or Commit(fence=0)\n",
         ("storage/test_storage.py", "jobs/test_jobs.py"),
     ),
     Defect(

@@ -289,6 +289,8 @@ def test_scale(quick_report):
     for one in tasks["small"]:
         assert_allclose(sum(one["steps"].values()), one["seconds"])
         assert one["steps"]["pass 1"] > 0
+    assert [one["n_chunks"] for one in report["shapes"]["results"]] == [200, 1]
+    assert all(report["shapes"]["checks"].values())
     for one in report["simulated"]["results"]:
         assert 0 < one["efficiency"] <= 1
         assert one["spans_run"] >= one["tasks"] * one["workers"]

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -15,6 +16,17 @@ import pytest
 
 from daskrr import machine
 
+# Fills memory of a megabyte again and again; how many pages were new after the first time.
+FILLING = """
+import resource, sys
+from daskrr import machine
+kept = len(sys.argv) > 1 and machine.keep_memory(1)
+counts = []
+for _ in range(20):
+    bytearray(2**20)
+    counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+print(int(kept), counts[-1] - counts[0])
+"""
 SLEEPER = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
 
 
@@ -255,3 +267,26 @@ def test_make_link__is_false_where_there_are_none(
     take_away(monkeypatch)
     assert not machine.make_link(str(tmp_path), str(tmp_path / "link"))
     assert os.listdir(tmp_path) == []
+
+
+# --- Memory ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only the GNU C library can be told what to keep")
+def test_keep_memory__has_memory_used_again_that_dask_would_give_back() -> None:
+    environment = os.environ | {"MALLOC_TRIM_THRESHOLD_": "65536"}
+    told = [
+        subprocess.check_output([sys.executable, "-c", FILLING, *more], env=environment, text=True, timeout=120).split()
+        for more in ([], ["keep"])
+    ]
+    assert [kept for kept, _ in told] == ["0", "1"]
+    as_dask_has_it, kept = (int(pages) for _, pages in told)
+    assert kept < as_dask_has_it / 10
+
+
+def test_keep_memory__does_nothing_where_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert machine.keep_memory(1) is False
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda _: object())
+    assert machine.keep_memory(1) is False

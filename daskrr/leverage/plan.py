@@ -18,10 +18,15 @@ from daskrr.runtime.executors import LEAST_WITH_ROWS, ClusterExecutor, Executor,
 from daskrr.runtime.map_blocks import spans_of
 from daskrr.runtime.rows import JoinedRows, Rows, ZarrRows
 from daskrr.runtime.tree import FAN_IN, Span
+from daskrr.runtime.workers import IDLE_METRIC
+from daskrr.storage.zarr_input import ahead_bytes
 
-# Resident bytes of a worker process that has imported everything and computed nothing yet; Dask's arrays also import
-# xarray, pandas and Arrow where they are installed, which are a quarter of it.
+# Resident bytes of a worker process that has imported everything and computed nothing yet, unless it tells of more:
+# Dask imports what else is installed, such as xarray, pandas and Arrow, which are a quarter of it, or CuPy.
 IDLE_WORKER_BYTES = 208 * 2**20
+
+# What a process keeps between its arrays, since they differ in size.
+KEPT_BYTES = 48 * 2**20
 
 # Dask spills to disk from 0.7 of the memory limit; staying below 0.65 keeps it from starting.
 USABLE_SHARE = 0.65
@@ -128,6 +133,7 @@ class Workers:
     n_threads: int
     limits: dict[str, int]
     apart: bool
+    idle_bytes: int = 0
 
     @classmethod
     def of(cls, executor: Executor) -> "Workers":
@@ -137,7 +143,8 @@ class Workers:
         found = executor.client.scheduler_info(n_workers=-1)["workers"]
         threads = [worker["nthreads"] for worker in found.values()]
         limits = {address: worker["memory_limit"] for address, worker in found.items()}
-        return cls(max(1, len(found)), max(threads, default=1), max(1, sum(threads)), limits, apart=True)
+        idle = max((worker["metrics"].get(IDLE_METRIC, 0) for worker in found.values()), default=0)
+        return cls(max(1, len(found)), max(threads, default=1), max(1, sum(threads)), limits, True, idle)
 
     @classmethod
     def embedded(cls, n_workers: int) -> "Workers":
@@ -199,7 +206,8 @@ class _Memory:
         """The interpreter, what is held all the time, and either the work of a pass or that on rows which it drew."""
         kept = 10 * self.rows.n_rows * (1 + self.work.weighs_rows + bool(self.work.full_rounds))
         held = self._factors + self._landmarks * WORKER_LANDMARKS + kept // self.workers.n_workers
-        return IDLE_WORKER_BYTES + held + max(self._passing, self._comparing)
+        idle = max(IDLE_WORKER_BYTES, self.workers.idle_bytes + KEPT_BYTES)
+        return idle + held + max(self._passing, self._comparing)
 
     @property
     def _matrix(self) -> int:
@@ -250,9 +258,10 @@ class _Memory:
 
     @property
     def _pieces(self) -> int:
-        """Rows of the input as stored and decoded, in float64, and their finite mask."""
-        n_rows = self.rows.piece_rows(self.height)
-        return n_rows * (3 * self.rows.row_bytes + 9 * self.rows.shape[1])
+        """Rows of the input as stored and decoded, in float64, and their finite mask; and those that come next."""
+        n_rows, row_bytes = self.rows.piece_rows(self.height), self.rows.row_bytes
+        ahead = ahead_bytes(n_rows * row_bytes) if self.rows.is_stored else 0
+        return n_rows * (3 * row_bytes + 9 * self.rows.shape[1]) + ahead
 
     @property
     def _travelling(self) -> int:

@@ -360,7 +360,8 @@ class LeverageResult(Tabulated):
         with Saving(path, overwrite) as output, reporter(progress) as report:
             output.create(self.shapes, self.plan.block_rows)
             began = time.perf_counter()
-            receipts = self.writes(output.arrays, report).values(self.writing_title, self.writing_flops)
+            writes = self.writes(output.arrays, report)
+            receipts = writes.values(self.writing_title, self.writing_flops, output.settle)
             summary = self.concluded(receipts, time.perf_counter() - began)
             output.add(self.stage_parts(output.stage))
             output.commit(summary, {name: [one.digests[name] for one in receipts] for name in self.shapes})
@@ -406,9 +407,8 @@ class LeverageResult(Tabulated):
         check_sums(totals, self.sketch_dimension, self.summary["score_error"])
         if self.certified:
             self.conclude([receipt.widths for receipt in receipts if receipt.widths is not None])
-        notes = ridge_notes(
-            receipts, self.sketch.ridges, self.sketch.n_rows, self.summary["trace"] / self.sketch.n_rows
-        )
+        mean_diagonal = self.summary["trace"] / self.sketch.n_rows
+        notes = ridge_notes(receipts, self.sketch.ridges, self.sketch.n_rows, mean_diagonal)
         for note in notes:
             log.warning(note)
         return self.summary | {

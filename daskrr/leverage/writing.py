@@ -116,7 +116,7 @@ def write_rows(
     before, after = np.split(scored.scores[:, column], [min(max(since - start, 0), len(scored.scores))])
     return Receipt(
         start=start,
-        sums=[math.fsum(values) for values in scored.whole("scores").T],
+        sums=[math.fsum(values) for values in scored.whole("scores").T.tolist()],
         top=top_of_block(TOP, "estimate", column, scored, start),
         widths=None if measurer is None else measurer(scored, start, *weights),
         saturated=np.count_nonzero(scored.estimate > SATURATED, axis=0).tolist(),

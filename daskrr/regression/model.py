@@ -347,7 +347,7 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
             pick, work = smoother if return_std else predictor, partial(write_task, find, store.arrays)
             writes = self._map("predict", pick, work, rows, report=report)
             writes.run.executor.check(rows)
-            digests = writes.values()
+            digests = writes.values(settle=store.settle)
             summary = {"n_rows": rows.n_rows, "n_targets": n_targets, "input": rows.origin, "arrays": names}
             store.commit(summary, {one: [found[one] for found in digests] for one in names})
         return summary | {"seconds": time.perf_counter() - began, "output": store.target}

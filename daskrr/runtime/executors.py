@@ -192,17 +192,22 @@ class ClusterExecutor:
                 self.client.cancel([flight.future for flight in flights.pending])
 
     def _launch(self, work: Iterator[tuple[Delayed, Any]], flights: Flights, least: int) -> None:
-        """Hand the next tasks to the cluster in one message, as many as there is room for, unless these are few."""
-        limit = window_size(self.watch.count_threads(), least)
+        """Hand the next tasks to the cluster in one message, as many as there is room for, unless these are few.
+
+        At the beginning, when nothing runs, those that can run at once go first.
+        """
+        n_threads = self.watch.count_threads()
+        limit = window_size(n_threads, least)
         free = limit - len(flights.pending)
         if free < limit // LAUNCHES:
             return
-        ready = list(itertools.islice(work, free))
-        futures = self.client.compute([one for one, _ in ready]) if ready else []
-        for future, (_, span) in zip(futures, ready, strict=True):
-            flight = PendingTask(future, f"the block of rows {span.start}–{span.stop - 1}", span)
-            flights.add(flight)
-            self._flying.add(flight)
+        for number in (free,) if flights.pending else (min(free, n_threads), max(0, free - n_threads)):
+            ready = list(itertools.islice(work, number))
+            futures = self.client.compute([one for one, _ in ready]) if ready else []
+            for future, (_, span) in zip(futures, ready, strict=True):
+                flight = PendingTask(future, f"the block of rows {span.start}–{span.stop - 1}", span)
+                flights.add(flight)
+                self._flying.add(flight)
 
     def _verdict(self, flight: PendingTask) -> Any:
         """The handle of a task that has ended, or the proof that it ends its workers; any other failure is raised.

@@ -159,18 +159,22 @@ class BlockMap:
         array = da.Array(graph, name, chunks, dtype=np.float64)
         return array.rechunk({0: max(span.n_rows for span in self.spans)})
 
-    def handles(self, title: str = "", row_flops: float = 0.0) -> list[Any]:
+    def handles(self, title: str = "", row_flops: float = 0.0, reduce: Reduce | None = None) -> list[Any]:
         """Of the list of results of the blocks of each span, in order."""
         handles: dict[int, Any] = {}
         with self._stage(title, row_flops) as stage:
-            for span, handle in self.window(_listed):
+            for span, handle in self.window(reduce or _listed):
                 handles[span.index] = handle
                 stage.advance(rows=span.n_rows)
         return [handles[span.index] for span in self.spans]
 
-    def values(self, title: str = "", row_flops: float = 0.0) -> list[Any]:
-        """The small results of all blocks themselves, in this process."""
-        found = self.run.executor.values(self.handles(title, row_flops))
+    def values(self, title: str = "", row_flops: float = 0.0, settle: Callable[[int], None] | None = None) -> list[Any]:
+        """The small results of all blocks themselves, in this process.
+
+        ``settle`` has what was written of the block from a row on reach the disk, before the task that wrote it ends.
+        """
+        reduce = None if settle is None else partial(_settled, settle)
+        found = self.run.executor.values(self.handles(title, row_flops, reduce))
         return [value for values in found for value in values]
 
     def total(self, add: Callable[[Any, Any], Any], title: str = "") -> Any:
@@ -240,6 +244,13 @@ def _for_rows(block: Block, function: Callable, *arguments: Any) -> Any:
 
 def _listed(span: Span, results: Iterable[Any]) -> list[Any]:
     return list(results)
+
+
+def _settled(settle: Callable[[int], None], span: Span, results: Iterable[Any]) -> list[Any]:
+    found = list(results)
+    for block in span.blocks:
+        settle(block.start)
+    return found
 
 
 def _joined(span: Span, results: Iterable[Any]) -> Any:

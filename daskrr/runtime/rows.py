@@ -7,8 +7,10 @@ a block: a small object that becomes the block's rows on the worker (see :func:`
 import dataclasses
 import math
 import os
+import pickle
 import uuid
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any
 
 import dask.array as da
@@ -28,6 +30,7 @@ from daskrr.runtime.sealing import seal, sealed_task, unseal
 from daskrr.storage.retry import patiently
 from daskrr.storage.urls import locate, redact
 from daskrr.storage.zarr_input import (
+    PackedBlock,
     ZarrBlock,
     absolute,
     open_stored,
@@ -293,7 +296,12 @@ class ZarrRows(Rows):
 
     def source(self, start: int, stop: int) -> bytes:
         """The array's address and the rows, sealed."""
-        return seal(ZarrBlock(self.array, start, stop, self.unit_rows, self.refuse_missing))
+        place = (start, stop, self.unit_rows, self.refuse_missing)
+        return seal(ZarrBlock(self.array, *place), PackedBlock(self._pickled, *place))
+
+    @cached_property
+    def _pickled(self) -> bytes:
+        return pickle.dumps(self.array)
 
 
 class JoinedRows(Rows):

@@ -28,9 +28,9 @@ def _as_plain_bytes(sealed: _Sealed) -> tuple[dict[str, Any], list[bytes]]:
     return {}, [bytes(sealed)]
 
 
-def seal(content: Any) -> bytes:
-    """Pickle ``content``; it lives at least as long as the result does."""
-    sealed = _Sealed(cloudpickle.dumps(content))
+def seal(content: Any, sent: Any = None) -> bytes:
+    """Pickle ``content``, which lives at least as long as the result does, or what is ``sent`` and becomes it there."""
+    sealed = _Sealed(cloudpickle.dumps(content if sent is None else sent))
     sealed.content = content
     return sealed
 

@@ -11,6 +11,7 @@ from typing import Any
 import dask
 import distributed
 import numpy as np
+import psutil
 import scipy
 import zarr
 from distributed.diagnostics.plugin import SchedulerPlugin
@@ -23,6 +24,21 @@ from daskrr.runtime.rows import Rows, check_reachable, has_no_path, is_process_b
 log = logging.getLogger("daskrr")
 
 LOST = "daskrr-lost-workers"
+IDLE_METRIC = "daskrr-idle-bytes"
+
+
+def settle_in(worker: distributed.Worker) -> None:
+    """Fit memory and the threads that decode chunks to the tasks of a worker, unless Zarr is configured otherwise.
+
+    Zarr takes as many threads as a machine has cores, in every worker, and each would keep memory of its own. What the
+    worker takes before its first task depends on what Dask finds installed, so that it is told with its other metrics.
+    """
+    n_threads = worker.state.nthreads
+    machine.keep_memory(n_threads)
+    idle = psutil.Process().memory_info().rss
+    worker.metrics[IDLE_METRIC] = lambda worker: idle
+    if zarr.config.get("threading.max_workers") is None:
+        zarr.config.set({"threading.max_workers": 2 * n_threads})
 
 
 def ask(client: distributed.Client, rows: Rows) -> dict[str, Any]:

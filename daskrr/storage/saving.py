@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
 from types import TracebackType
@@ -17,9 +16,6 @@ from daskrr.storage.output import STATE, Output, StagedGroup
 from daskrr.storage.urls import is_local, locate
 from daskrr.storage.writing import HeldOutput, hold
 from daskrr.storage.zarr_arrays import Staged, checksum
-
-# Threads that have chunks reach the disk: it takes many at once about as fast as one.
-SETTLING_THREADS = 16
 
 
 class Saving:
@@ -75,6 +71,13 @@ class Saving:
         self._staged = self._held.staged(self.generation, shapes, chunk_rows, second, dtypes=dtypes)
         self.arrays = self._staged.arrays
 
+    @property
+    def settle(self) -> Callable[[int], None]:
+        """Has the block from a row on of every created array reach the disk, wherever it is called."""
+        if self._staged is None:
+            raise RuntimeError("no arrays were created")
+        return self._staged.settle
+
     def write(self, arrays: Mapping[str, NDArray]) -> None:
         """Write small arrays of any shape, each as one chunk."""
         self._held.refuse_foreign([*arrays])
@@ -90,17 +93,19 @@ class Saving:
         self._groups += groups
 
     def commit(self, summary: dict[str, Any], digests: Mapping[str, Sequence[int]] | None = None) -> None:
-        """Publish; ``digests`` are checksums of the blocks of each created array, taken when they were written."""
+        """Publish; ``digests`` are checksums of the blocks of each created array, from where they were written.
+
+        There they have also been settled; without digests, they were written here.
+        """
         height = max([1, *(array.chunks[0] for array in self.arrays.values())])
         content = {
             "summary": summary,
             "block_rows": height,
             "digests": {name: np.array(found, np.uint32) for name, found in (digests or self._digests()).items()},
         }
-        if self._staged is not None:
-            starts = range(0, max(one.shape[0] for one in self.arrays.values()), height)
-            with ThreadPoolExecutor(SETTLING_THREADS) as pool:
-                list(pool.map(self._staged.settle, starts))
+        if digests is None:
+            for start in range(0, max([0, *(one.shape[0] for one in self.arrays.values())]), height):
+                self.settle(start)
         self._held.publish(self.generation, self.kind, self._staged, content, self._groups)
 
     def _digests(self) -> dict[str, list[int]]:

@@ -9,6 +9,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,9 @@ from daskrr.storage.s3 import connect, listed
 from daskrr.storage.urls import is_local, is_s3, redact
 
 METADATA = "zarr.json"
+
+# Arrays are written side by side: a store takes longer to answer than to write.
+_WRITERS = ThreadPoolExecutor(thread_name_prefix="daskrr-write")
 
 
 def zarr_store(address: str) -> Any:
@@ -160,17 +164,22 @@ def write_block(arrays: dict[str, zarr.Array], columns: Mapping[str, NDArray], s
     StoreFailed
         The store is full, or refused several times.
     """
-    for name, values in columns.items():
-        array = arrays[name]
-        stop, height = start + len(values), array.chunks[0]
-        if start % height or (stop % height and stop != array.shape[0]):
-            raise RuntimeError(f"rows {start}–{stop} are not whole chunks of {height} rows")
-        what = f"write rows {start}–{stop - 1} of {redact(str(array.store_path))}"
-        try:
-            patiently(partial(array.__setitem__, slice(start, stop), values), what)
-        except DaskrrError:
-            raise
-        except Exception as error:  # stores raise errors of many kinds
-            block, whole = sum(one.nbytes for one in columns.values()), sum(one.nbytes for one in arrays.values())
-            needs = f"This block needs up to {block:,} bytes, the whole output up to {whole:,}. "
-            raise failure(what, error, needs) from None
+    block, whole = sum(one.nbytes for one in columns.values()), sum(one.nbytes for one in arrays.values())
+    needs = f"This block needs up to {block:,} bytes, the whole output up to {whole:,}. "
+    writes = [_WRITERS.submit(_write, arrays[name], values, start, needs) for name, values in columns.items()]
+    wait(writes)
+    for one in writes:
+        one.result()
+
+
+def _write(array: zarr.Array, values: NDArray, start: int, needs: str) -> None:
+    stop, height = start + len(values), array.chunks[0]
+    if start % height or (stop % height and stop != array.shape[0]):
+        raise RuntimeError(f"rows {start}–{stop} are not whole chunks of {height} rows")
+    what = f"write rows {start}–{stop - 1} of {redact(str(array.store_path))}"
+    try:
+        patiently(partial(array.__setitem__, slice(start, stop), values), what)
+    except DaskrrError:
+        raise
+    except Exception as error:  # stores raise errors of many kinds
+        raise failure(what, error, needs) from None

@@ -1,11 +1,14 @@
 """Zarr arrays as input: opened, chunks that are missing told from chunks of fill values, and rows read in pieces."""
 
 import dataclasses
+import functools
 import itertools
 import math
 import operator
+import pickle
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +29,10 @@ from daskrr.storage.zarr_arrays import zarr_store
 
 # A decoded piece is one chunk, or as many small ones as fit in this.
 PIECE_BYTES = 16 * 2**20
+
+# While a task computes, it has no larger piece than this read for it.
+AHEAD_BYTES = 32 * 2**20
+_READERS = ThreadPoolExecutor(thread_name_prefix="daskrr-read-ahead")
 
 # A shard is read whole up to this size; beyond it, by its inner chunks.
 SHARD_BYTES = 64 * 2**20
@@ -230,12 +237,32 @@ def _stored_places(array: zarr.Array, counts: tuple[int, ...]) -> set[tuple[int,
     return places
 
 
-@dataclasses.dataclass
-class LastChunk:
-    """The chunk that was decoded last, for blocks of one task that have parts of it."""
+def ahead_bytes(n_bytes: int) -> int:
+    """What is in memory of a piece of so many bytes that is read while a task computes: as stored, and decoded."""
+    return 2 * n_bytes if n_bytes <= AHEAD_BYTES else 0
 
-    start: int = -1
-    rows: NDArray = dataclasses.field(default_factory=lambda: np.empty(0))
+
+@dataclasses.dataclass
+class TaskReads:
+    """What one task reads, up to row ``stop``: the chunk that it decoded last, and the piece that it will need next.
+
+    The blocks of a task may have parts of one chunk. The next piece is read while the task computes, since a store may
+    take as long to answer.
+    """
+
+    stop: int
+    last_start: int = -1
+    last_chunk: NDArray = dataclasses.field(default_factory=lambda: np.empty(0))
+    _coming: dict[tuple[int, int], Future[NDArray]] = dataclasses.field(default_factory=dict)
+
+    def read(self, read: Callable[[int, int], NDArray], start: int, stop: int, then: int) -> NDArray:
+        """The rows from ``start`` to ``stop``; those from there to ``then`` are likely to be next."""
+        coming = self._coming.pop((start, stop), None)
+        rows = read(start, stop) if coming is None else coming.result()
+        self._coming.clear()
+        if stop < min(then, self.stop) and (then - stop) * rows[:1].nbytes <= AHEAD_BYTES:
+            self._coming[stop, then] = _READERS.submit(read, stop, then)
+        return rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,36 +274,45 @@ class ZarrBlock:
     stop: int
     unit_rows: int
     refuse_missing: bool
-    last_chunk: LastChunk | None = dataclasses.field(default=None, compare=False, repr=False)
+    of_task: TaskReads | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def __iter__(self) -> Iterator[NDArray]:
         step = piece_rows(self.array, self.unit_rows)
         for start in range(self.start, self.stop, step):
             stop = min(start + step, self.stop)
-            yield self._read(start, stop) if stop - start >= self.unit_rows else self._cut_out(start, stop)
+            if stop - start < self.unit_rows:
+                yield self._cut_out(start, stop)
+            else:
+                end = self.stop if stop < self.stop else 2 * self.stop - self.start  # of the next block, most likely
+                yield self._read(start, stop, min(stop + step, end))
 
     def between(self, first: int, last: int) -> "ZarrBlock":
         """Some of its rows, numbered from its first."""
         return dataclasses.replace(self, start=self.start + first, stop=self.start + last)
 
     def remembering(self) -> "ZarrBlock":
-        """The same for one task: what one part of it has decoded, the next need not.
+        """The same for one task: what one part of it has decoded, the next need not, and what comes next is read ahead.
 
         The task has that for itself, since others may read the same block at the same time, and no longer than it runs.
         """
-        return dataclasses.replace(self, last_chunk=LastChunk())
+        return dataclasses.replace(self, of_task=TaskReads(self.stop))
 
     def _cut_out(self, start: int, stop: int) -> NDArray:
         """Rows that are a part of a chunk, or of two."""
-        last, parts = self.last_chunk or LastChunk(), []
-        for first in range(start - start % self.unit_rows, stop, self.unit_rows):
-            if last.start != first:
-                rows = self._read(first, min(first + self.unit_rows, self.array.shape[0]))
-                last.start, last.rows = first, rows
-            parts.append(last.rows[max(start - first, 0) : stop - first])
+        last, parts, unit = self.of_task or TaskReads(stop), [], self.unit_rows
+        for first in range(start - start % unit, stop, unit):
+            if last.last_start != first:
+                last.last_chunk, last.last_start = self._read(first, first + unit, first + 2 * unit), first
+            parts.append(last.last_chunk[max(start - first, 0) : stop - first])
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _read(self, start: int, stop: int) -> NDArray:
+    def _read(self, start: int, stop: int, then: int) -> NDArray:
+        """Rows, those at the end of the array at most; the task will then read on to row ``then``, most likely."""
+        n_rows = self.array.shape[0]
+        stop, then = min(stop, n_rows), min(then, n_rows)
+        return self._decode(start, stop) if self.of_task is None else self.of_task.read(self._decode, start, stop, then)
+
+    def _decode(self, start: int, stop: int) -> NDArray:
         what = f"read rows {start}–{stop - 1} of {redact(str(self.array.store_path))}"
         try:
             return patiently(lambda: self._read_once(start, stop), what)
@@ -325,6 +361,25 @@ class ZarrBlock:
                 raise _missing_error(
                     f"the chunk with row {region[0].start} of {redact(str(self.array.store_path))} was never written"
                 )
+
+
+class PackedBlock:
+    """What becomes a :class:`ZarrBlock` where it is unpickled; an array is pickled once for all of its blocks."""
+
+    def __init__(self, array: bytes, *place: Any) -> None:
+        self._arguments = (array, *place)
+
+    def __reduce__(self) -> tuple[Callable[..., ZarrBlock], tuple[Any, ...]]:
+        return _unpacked_block, self._arguments
+
+
+def _unpacked_block(array: bytes, *place: Any) -> ZarrBlock:
+    return ZarrBlock(_unpacked_array(array), *place)
+
+
+@functools.lru_cache(maxsize=8)
+def _unpacked_array(array: bytes) -> zarr.Array:
+    return pickle.loads(array)
 
 
 def _is_fill(value: Any, fill: Any) -> bool:

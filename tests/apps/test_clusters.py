@@ -220,3 +220,11 @@ def test_connect__starts_workers_whose_libraries_have_one_thread() -> None:
     with clusters.connect(workers=1, echo=print) as client:
         (found,) = client.run(lambda: [__import__("os").environ.get(name) for name in names]).values()
     assert found == ["1"] * len(names)
+
+
+def test_connect__starts_workers_that_decode_with_few_threads() -> None:
+    def threads() -> int | None:
+        return __import__("zarr").config.get("threading.max_workers")
+
+    with clusters.connect(workers=1, echo=print) as client:
+        assert list(client.run(threads).values()) == [2]

@@ -111,8 +111,8 @@ def test_verify__finds_damage_of_every_file(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_verify__finds_every_damage_of_every_file(tmp_path: Path) -> None:
-    assert unnoticed_damages(published_output(tmp_path), DAMAGES, every=4) == []
+def test_verify__finds_every_damage_of_many_files(tmp_path: Path) -> None:
+    assert unnoticed_damages(published_output(tmp_path), DAMAGES, every=8) == []
 
 
 def is_beyond_repair(path: Path, output: Path) -> bool:

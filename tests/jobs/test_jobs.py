@@ -131,8 +131,6 @@ SLOW = pytest.mark.slow
         pytest.param("residual", False, 3, marks=SLOW),
         pytest.param("leverage", True, 3, marks=SLOW),
         pytest.param("leverage", False, 3, marks=SLOW),
-        pytest.param("uniform", True, 3, marks=SLOW),
-        pytest.param("uniform", False, 3, marks=SLOW),
     ],
 )
 def test_score_to_zarr__goes_on_from_durable_writes_to_the_same_bits(sampling, before, step, tmp_path, monkeypatch):

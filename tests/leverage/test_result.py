@@ -1,4 +1,4 @@
-"""Lazy arrays of a result on a cluster, whose keys share a scheduler with those of the run that made it."""
+"""Lazy arrays of a result on a cluster, whose keys share a scheduler with those of its run; and what it stores."""
 
 import dask.array as da
 import numpy as np
@@ -6,6 +6,8 @@ import pytest
 
 import daskrr
 from daskrr.kernels import Gaussian
+from daskrr.storage.local import Files
+from daskrr.storage.writing import HeldOutput
 
 X = np.random.default_rng(0).standard_normal((300, 2))
 
@@ -39,3 +41,39 @@ def test_arrays__of_many_blocks_have_the_same_bits_on_a_cluster(lazy, weight, re
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(highest, rows_found)
+
+
+def write_scores(output):
+    daskrr.leverage_scores(X, Gaussian(1.0), 1e-2, 30, random_state=0, block_rows=20, progress=False).store(output)
+
+
+def write_predictions(output):
+    model = daskrr.NystromKernelRidge(Gaussian(1.0), 1e-2, landmarks=30, random_state=0, progress=False)
+    model.fit(X, X[:, 0]).predict_to_zarr(X, output)
+
+
+def write_sample(output):
+    found = daskrr.leverage_scores(X, Gaussian(1.0), 1e-2, 30, random_state=0, block_rows=20, progress=False)
+    daskrr.jobs.sample_rows(found, 40, random_state=0, output=output)
+
+
+@pytest.mark.parametrize("write", [write_scores, write_predictions, write_sample])
+def test_chunks__reach_the_disk_once_each_before_anything_is_published(write, tmp_path, monkeypatch):
+    settled, missing = [], []
+    settle, publish = Files.settle, HeldOutput.publish
+
+    def note(self, keys):
+        keys = list(keys)
+        settled.extend(keys)
+        settle(self, keys)
+
+    def look(self, generation, kind, staged, *more):
+        stored = {key for array in staged.arrays.values() for key in staged.medium.keys(array.path)}
+        missing.extend({key for key in stored if "/c/" in key} - set(settled))
+        return publish(self, generation, kind, staged, *more)
+
+    monkeypatch.setattr(Files, "settle", note)
+    monkeypatch.setattr(HeldOutput, "publish", look)
+    write(tmp_path / "out.zarr")
+    assert len(settled) == len(set(settled)) > 0
+    assert missing == []

@@ -55,6 +55,15 @@ def hang_on_two(number):
     return number
 
 
+def test_window__hands_over_first_what_can_run_at_once(threads, monkeypatch):
+    sizes, compute = [], threads.client.compute
+    monkeypatch.setattr(threads.client, "compute", lambda tasks: sizes.append(len(tasks)) or compute(tasks))
+    found = [threads.value(handle) for _, handle in threads.window(tasks("first", double, 9), blocks(9), light=True)]
+    assert sorted(found) == [2 * number for number in range(9)]
+    assert sizes[0] == 1
+    assert sum(sizes) == 9
+
+
 def test_window__gives_each_result_with_its_span(threads):
     window = threads.window(tasks("double", double, 9), blocks(9))
     assert {block.index: threads.value(handle) for block, handle in window} == {n: 2 * n for n in range(9)}

@@ -4,6 +4,7 @@ import os
 import pickle
 import re
 from pathlib import Path
+from threading import Event
 
 import dask
 import dask.array as da
@@ -26,6 +27,7 @@ from daskrr.runtime import rows as module
 from daskrr.runtime.rows import check_reachable, for_one_task, open_rows, opened, pieces, redact
 from daskrr.storage import retry as patience
 from daskrr.storage import zarr_input as chunks
+from daskrr.storage.zarr_input import ZarrBlock
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -468,12 +470,81 @@ def test_blocks__of_one_task_decode_a_chunk_that_they_share_once(tmp_path, monke
     X = np.arange(20.0).reshape(10, 2)
     array = zarr.create_array(tmp_path / "x.zarr", shape=X.shape, chunks=(4, 2), dtype=X.dtype)
     array[:] = X
-    source, read = open_rows(array).source(0, 10), []
+    source, read = open_rows(array).source(0, 10), decoded(monkeypatch)
     task = for_one_task(source)
-    plain = type(task)._read
-    monkeypatch.setattr(type(task), "_read", lambda self, *rows: read.append(rows) or plain(self, *rows))
     found = [np.concatenate(list(task.between(first, min(first + 3, 10)))) for first in range(0, 10, 3)]
     np.testing.assert_array_equal(np.concatenate(found), X)
     assert read == [(0, 4), (4, 8), (8, 10)]
-    assert opened(source).last_chunk is None
-    assert for_one_task(source).last_chunk is not task.last_chunk
+    assert opened(source).of_task is None
+    assert for_one_task(source).of_task is not task.of_task
+
+
+def test_blocks__of_one_array_share_it_where_they_arrive(tmp_path):
+    X = np.arange(20.0).reshape(10, 2)
+    array = zarr.create_array(tmp_path / "x.zarr", shape=X.shape, chunks=(4, 2), dtype=X.dtype)
+    array[:] = X
+    rows = open_rows(array)
+    first, second = (opened(pickle.loads(pickle.dumps(rows.source(at, at + 5)))) for at in (0, 5))
+    assert first.array is second.array
+    np.testing.assert_array_equal(np.concatenate([*first, *second]), X)
+
+
+def decoded(monkeypatch):
+    """Which rows are decoded together, as that begins."""
+    read, plain = [], ZarrBlock._decode
+    monkeypatch.setattr(ZarrBlock, "_decode", lambda self, *rows: read.append(rows) or plain(self, *rows))
+    return read
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_task__reads_its_rows_once_whatever_its_blocks_and_chunks(number, tmp_path, monkeypatch):
+    dice = np.random.default_rng(number)
+    n_rows, chunk, per_piece = int(dice.integers(20, 80)), int(dice.integers(1, 9)), int(dice.integers(1, 4))
+    height = chunk * int(dice.integers(1, 5)) if number % 2 else int(dice.integers(1, chunk + 1))
+    X = dice.standard_normal((n_rows, 2))
+    array = zarr.create_array(tmp_path / "x.zarr", shape=X.shape, chunks=(chunk, 2), dtype=X.dtype)
+    array[:] = X
+    monkeypatch.setattr(chunks, "PIECE_BYTES", per_piece * chunk * 16)
+    read = decoded(monkeypatch)
+    first = height * int(dice.integers(0, 2))
+    stop = min(n_rows, first + height * int(dice.integers(1, 8)))
+    task = for_one_task(open_rows(array).source(first, stop))
+    starts = range(0, stop - first, height)
+    found = [np.concatenate(list(task.between(at, min(at + height, stop - first)))) for at in starts]
+    np.testing.assert_array_equal(np.concatenate(found), X[first:stop])
+    numbers = [number for begin, end in read for number in range(begin // chunk, -(-end // chunk))]
+    assert numbers == [*range(first // chunk, -(-stop // chunk))]
+
+
+def test_task__has_the_next_piece_read_while_it_is_at_the_one_before(tmp_path, monkeypatch):
+    array = zarr.create_array(tmp_path / "x.zarr", shape=(12, 1), chunks=(4, 1), dtype="f8")
+    array[:] = 1.0
+    monkeypatch.setattr(chunks, "PIECE_BYTES", 32)
+    begun, plain = Event(), ZarrBlock._decode
+
+    def decode(self, start, stop):
+        if start == 4:
+            begun.set()
+        if start == 8:
+            raise OSError("the disk is gone")
+        return plain(self, start, stop)
+
+    monkeypatch.setattr(ZarrBlock, "_decode", decode)
+    pieces_of_task = iter(for_one_task(open_rows(array).source(0, 12)))
+    next(pieces_of_task)
+    assert begun.wait(60)
+    np.testing.assert_array_equal(next(pieces_of_task), np.ones((4, 1)))
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(pieces_of_task)
+
+
+def test_task__leaves_large_pieces_where_they_are_until_it_needs_them(tmp_path, monkeypatch):
+    array = zarr.create_array(tmp_path / "x.zarr", shape=(12, 1), chunks=(4, 1), dtype="f8")
+    array[:] = 1.0
+    monkeypatch.setattr(chunks, "PIECE_BYTES", 32)
+    monkeypatch.setattr(chunks, "AHEAD_BYTES", 31)
+    read = decoded(monkeypatch)
+    next(iter(for_one_task(open_rows(array).source(0, 12))))
+    assert read == [(0, 4)]
+    assert chunks.ahead_bytes(32) == 0
+    assert chunks.ahead_bytes(31) == 62

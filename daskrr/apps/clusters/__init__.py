@@ -20,6 +20,7 @@ from daskrr import config
 from daskrr.apps.clusters import managed, slurm_runner
 from daskrr.apps.interrupts import deaf_children, held_interrupts
 from daskrr.errors import InvalidParameter, SourceUnreachable
+from daskrr.runtime.workers import settle_in
 
 log = logging.getLogger("daskrr")
 
@@ -97,6 +98,7 @@ def dask_setup(worker: Any) -> None:
     them, and they need not each print how they were interrupted.
     """
     import_module("daskrr.leverage")
+    settle_in(worker)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
