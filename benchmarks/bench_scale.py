@@ -33,7 +33,7 @@ def estimate(case: dict[str, Any], cost: float, n_rows: int, cores: int) -> dict
     """Seconds of both passes on many cores, from what a core and a task take here; ``cost`` is of the slowest part."""
     height = min(MAX_BLOCK_ROWS, case["block_rows"])
     pass_flops = 2.0 * case["p"] * (case["p"] + case["d"])
-    spans = cut(n_rows, height, cores, blocks_of_a_span(height, pass_flops, 8 * case["p"] ** 2))
+    spans = cut(n_rows, height, cores, blocks_of_a_span(height, pass_flops, 8 * case["p"] ** 2, cores))
     work = n_rows * case["seconds_per_row"] / cores
     tasks = 2 * len(spans) * cost
     seconds = max(work, tasks)

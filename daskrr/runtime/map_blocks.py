@@ -67,7 +67,7 @@ def spans_of(
 
     What is sent with a task, or made by others for it, is in memory as a whole: such rows have spans of one block.
     """
-    most = blocks_of_a_span(height, row_flops, sum_bytes) if rows.is_stored else 1.0
+    most = blocks_of_a_span(height, row_flops, sum_bytes, n_threads) if rows.is_stored else 1.0
     return cut(rows.n_rows, height, n_threads, most, cut_at)
 
 

@@ -31,6 +31,10 @@ MAX_LEVEL = 30
 SPANS_LEFT = 2
 SPANS_EACH = 16
 
+# One scheduler hands out some 400 tasks a second, and so keeps this many threads at work on tasks of full size. Where
+# there are more, tasks are larger, and the more there are, the larger are the smallest, if every thread gets two.
+THREADS_OF_A_SCHEDULER = 400
+
 
 @dataclass(frozen=True)
 class Span:
@@ -95,10 +99,15 @@ def cut(n_rows: int, height: int, n_threads: int, most_blocks: float, cut_at: in
     No span has rows before and after block ``cut_at``, where the sums of an earlier run end.
     """
     n_whole, n_threads = n_rows // height, max(1, n_threads)
-    least = max(1.0, min(SMALLEST * most_blocks, n_whole / (SPANS_EACH * n_threads)))
     most = max(1.0, most_blocks)
-    if n_whole > MAX_SPANS * most > MAX_SPANS:
+    if most > 1 and n_whole > MAX_SPANS * FAN_IN ** level_below(most):
         most = FAN_IN ** (level_below(n_whole / MAX_SPANS) + 1)
+    by_scheduler = n_threads / THREADS_OF_A_SCHEDULER * max(most_blocks, most / FAN_IN)
+    least = max(
+        1.0,
+        min(SMALLEST * most_blocks, n_whole / (SPANS_EACH * n_threads)),
+        min(by_scheduler, n_whole / (2 * n_threads)),
+    )
     spans: list[Span] = []
     first = 0
     while first < n_whole:
@@ -120,13 +129,14 @@ def _alignment(first: int) -> int:
     return level
 
 
-def blocks_of_a_span(height: int, row_flops: float, sum_bytes: int) -> float:
-    """How many blocks of ``height`` rows one task may work on.
+def blocks_of_a_span(height: int, row_flops: float, sum_bytes: int, n_threads: int = 1) -> float:
+    """How many blocks of ``height`` rows one task of so many at a time may work on.
 
     It has one sum for every level in memory, which is why large ones are summed in small spans.
     """
     highest = min(MAX_SUM_BYTES // max(sum_bytes, 1), MAX_LEVEL)
-    return min(SPAN_FLOPS / max(row_flops * height, 1.0), MAX_SPAN_ROWS / height, FAN_IN**highest)
+    flops = SPAN_FLOPS * max(1.0, n_threads / THREADS_OF_A_SCHEDULER)
+    return min(flops / max(row_flops * height, 1.0), MAX_SPAN_ROWS / height, FAN_IN**highest)
 
 
 def sum_node(level: int, parts: Iterator[Any], add: Callable[[Any, Any], Any]) -> Any:

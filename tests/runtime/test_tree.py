@@ -110,9 +110,20 @@ def test_cut__covers_all_rows_by_nodes(n_rows, height, n_threads, most, before):
 def test_cut__has_few_large_spans_and_small_ones_at_the_end(n_rows, height, most, n_threads):
     spans = cut(n_rows, height, n_threads, most)
     sizes = [span.n_blocks for span in spans if span.is_whole]
-    assert min(8 * n_threads, n_rows // height) <= len(sizes) <= tree.MAX_SPANS + 16 * n_threads
+    each = 8 if n_threads < 100 else 2
+    assert min(each * n_threads, n_rows // height) <= len(sizes) <= 20_000
     assert max(sizes) == sizes[0]
-    assert sizes[-1] <= max(1.0, tree.SMALLEST * sizes[0] * FAN_IN)
+    if n_threads < 100:
+        assert sizes[-1] <= max(1.0, tree.SMALLEST * sizes[0] * FAN_IN)
+
+
+@pytest.mark.parametrize("n_threads", [100, 256, 1000, 4000])
+def test_cut__gives_a_scheduler_no_more_than_it_can_hand_out(n_threads):
+    """A task of full size takes about a second; so many rows that every thread has at least two of them."""
+    full = tree.blocks_of_a_span(8192, 2.2e6, 8 * 1024**2, n_threads)
+    spans = cut(8192 * 16 * n_threads * int(full), 8192, n_threads, full)
+    seconds = 16 * max(1.0, n_threads / tree.THREADS_OF_A_SCHEDULER)
+    assert len(spans) / seconds <= 2.5 * tree.THREADS_OF_A_SCHEDULER
 
 
 @pytest.mark.parametrize(("height", "flops", "sum_bytes", "expected"), [
