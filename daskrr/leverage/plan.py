@@ -204,7 +204,8 @@ class _Memory:
     @property
     def worker_bytes(self) -> int:
         """The interpreter, what is held all the time, and either the work of a pass or that on rows which it drew."""
-        kept = 10 * self.rows.n_rows * (1 + self.work.weighs_rows + bool(self.work.full_rounds))
+        # What pass 1 keeps of every row is on the disk of workers, but not that by which rows are weighed.
+        kept = 10 * self.rows.n_rows * ((not self.workers.apart) + self.work.weighs_rows + bool(self.work.full_rounds))
         held = self._factors + self._landmarks * WORKER_LANDMARKS + kept // self.workers.n_workers
         idle = max(IDLE_WORKER_BYTES, self.workers.idle_bytes + KEPT_BYTES)
         return idle + held + max(self._passing, self._comparing)

@@ -14,7 +14,7 @@ from daskrr.kernels import Kernel
 from daskrr.kernels.weighted import Weighted
 from daskrr.numerics import blas
 from daskrr.numerics.factorize import check_resolution, kernel_error
-from daskrr.numerics.pass1 import Draw, GramPart, KeptResiduals, Totals
+from daskrr.numerics.pass1 import Draw, GramPart, Totals
 from daskrr.numerics.reservoir import Reservoir
 from daskrr.numerics.ridge import middle
 from daskrr.numerics.tiles import fill_tile
@@ -26,6 +26,7 @@ from daskrr.nystrom.reading import BeginSums, plain_sums
 from daskrr.nystrom.sketch import NystromSketch
 from daskrr.runtime.executors import batch_size
 from daskrr.runtime.map_blocks import BlockMap, Run, raise_poison
+from daskrr.runtime.on_disk import put_aside
 from daskrr.runtime.progress import Stage
 from daskrr.runtime.rows import Rows
 from daskrr.runtime.scheduler import algebra, held
@@ -233,8 +234,9 @@ def batched(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
         yield group
 
 
-def _kept(part: GramPart) -> tuple[KeptResiduals, ...]:
-    return part.kept
+def _kept(part: GramPart) -> Any:
+    """What is kept of the blocks of a span, on the disk of the worker that has it."""
+    return put_aside(part.kept, sum(one.__sizeof__() for one in part.kept))
 
 
 def _gram(part: GramPart) -> GramMatrix:

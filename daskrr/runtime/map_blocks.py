@@ -93,8 +93,8 @@ def map_blocks(
     shared
         Values, handles or tasks that all blocks are given.
     each
-        Sequences with one item for each span: what its blocks are given, in a list, or a handle of such a list, or what
-        :func:`daskrr.runtime.sealing.seal` made of something that reads it.
+        Sequences with one item for each span: what its blocks are given, in a list, or something that can ``read`` it;
+        or a handle of either, or what :func:`daskrr.runtime.sealing.seal` made of the latter.
     purpose
         Tells apart what one run maps by the same name.
     """
@@ -222,7 +222,7 @@ def _walk(
     """What ``reduce`` makes of the function's results on the blocks of a span, on a worker."""
     span = Span(*place)
     shared, sources = given[:n_shared], [for_one_task(one) for one in given[n_shared : n_shared + n_rows]]
-    each = [unseal(items).read() if isinstance(items, bytes) else items for items in given[n_shared + n_rows :]]
+    each = [_read(items) for items in given[n_shared + n_rows :]]
 
     def results() -> Iterator[Any]:
         for number, block in enumerate(span.blocks):
@@ -232,6 +232,12 @@ def _walk(
             yield _for_rows(block, function, *shared, *items)
 
     return reduce(span, results())
+
+
+def _read(items: Any) -> Any:
+    """What the blocks of a span are given, wherever it waited for them."""
+    reference = unseal(items) if isinstance(items, bytes) else items
+    return reference.read() if hasattr(reference, "read") else reference
 
 
 def _for_rows(block: Block, function: Callable, *arguments: Any) -> Any:

@@ -1,0 +1,56 @@
+"""Results that wait for the next pass in a file of their worker, and not in its memory."""
+
+import logging
+import os
+import pickle
+import tempfile
+import weakref
+from contextlib import suppress
+from typing import Any
+
+import distributed
+
+log = logging.getLogger("daskrr")
+
+# Less is no load, and a file would take longer than the task that makes it.
+WORTH_A_FILE = 2**16
+
+
+class OnDisk:
+    """A result in a file, which is removed with this object; sent elsewhere, it is the result again."""
+
+    def __init__(self, content: Any, folder: str) -> None:
+        handle, self._path = tempfile.mkstemp(prefix="daskrr-", dir=folder)
+        weakref.finalize(self, _remove, self._path)
+        with os.fdopen(handle, "wb") as file:
+            pickle.dump(content, file, protocol=5)
+
+    def read(self) -> Any:
+        """What it was."""
+        with open(self._path, "rb") as file:
+            return pickle.load(file)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _itself, (self.read(),)
+
+
+def put_aside(content: Any, n_bytes: int) -> Any:
+    """A result of so many bytes as :class:`OnDisk`, if it was made on a worker of Dask and is worth it."""
+    if n_bytes < WORTH_A_FILE:
+        return content
+    with suppress(ValueError):  # this is no worker
+        worker = distributed.get_worker()
+        try:
+            return OnDisk(content, worker.local_directory)
+        except OSError as error:
+            log.warning("what a task leaves for the next pass stays in memory, since its worker has no disk: %s", error)
+    return content
+
+
+def _itself(content: Any) -> Any:
+    return content
+
+
+def _remove(path: str) -> None:
+    with suppress(OSError):
+        os.unlink(path)
