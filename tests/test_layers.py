@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import mutate
 import pytest
 
 import daskrr
@@ -136,6 +137,11 @@ def test_functions__have_few_parameters() -> None:
     for path, node in definitions((ast.FunctionDef, ast.AsyncFunctionDef)):
         given = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
         assert len(set(given) - {"self", "cls"}) <= MAX_PARAMETERS, f"{path}: {node.name} has {len(given)} parameters"
+
+
+def test_defects__that_are_planted_by_hand_have_their_place_in_the_code() -> None:
+    for one in mutate.DEFECTS:
+        assert (PACKAGE / one.file).read_text().count(one.right) == 1, f"{one.name}: not in {one.file} any more"
 
 
 def test_modules__fit_their_rooms() -> None:
