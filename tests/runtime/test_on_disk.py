@@ -63,7 +63,7 @@ def files_of(dask_worker):
     return len([*Path(dask_worker.local_directory).glob("daskrr-*")])
 
 
-@pytest.mark.parametrize("sampling", ["residual", "leverage"])
+@pytest.mark.parametrize("sampling", ["residual", pytest.param("leverage", marks=pytest.mark.slow)])
 def test_scores__have_the_same_bits_when_residuals_wait_on_disk(sampling, request):
     X = np.random.default_rng(0).standard_normal((400, 2))
 
