@@ -21,12 +21,12 @@ from daskrr.runtime.tree import FAN_IN, Span
 from daskrr.runtime.workers import IDLE_METRIC
 from daskrr.storage.zarr_input import ahead_bytes
 
-# Resident bytes of a worker process that has imported everything and computed nothing yet, unless it tells of more:
-# Dask imports what else is installed, such as xarray, pandas and Arrow, which are a quarter of it, or CuPy.
-IDLE_WORKER_BYTES = 208 * 2**20
-
 # What a process keeps between its arrays, since they differ in size.
 KEPT_BYTES = 48 * 2**20
+
+# That, and resident bytes of a worker process that has imported everything and computed nothing yet, unless it tells of
+# more: Dask imports what else is installed, such as xarray, pandas and Arrow, which are a quarter of it, or CuPy.
+IDLE_WORKER_BYTES = 184 * 2**20 + KEPT_BYTES
 
 # Dask spills to disk from 0.7 of the memory limit; staying below 0.65 keeps it from starting.
 USABLE_SHARE = 0.65

@@ -176,7 +176,7 @@ def test_worker_bytes__begin_with_what_workers_take_before_their_first_task():
         workers = replace(Workers.embedded(2), idle_bytes=idle)
         return make_plan(open_rows(rows()), np.dtype(float), Workload(50), None, workers).worker_bytes
 
-    assert planned(0) == planned(100 * 2**20)
+    assert planned(0) == planned(180 * 2**20)
     assert planned(400 * 2**20) - planned(300 * 2**20) == 100 * 2**20
 
 
