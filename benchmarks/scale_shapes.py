@@ -64,10 +64,12 @@ def write_store(path: Path, shape: Shape) -> None:
         array[start : start + height] = generator.standard_normal((height, shape.n_features))
 
 
-def workers_for(store: Path, shape: Shape) -> int:
-    """As many as there are cores and room for."""
+def workers_for(store: Path, shape: Shape) -> tuple[int, int]:
+    """As many as there are cores and room for, and the memory of each."""
+    room = int(0.9 * psutil.virtual_memory().total)
     plan = daskrr.plan(store, *shape.problem, sampling="uniform", workers=1)
-    return max(1, min(len(os.sched_getaffinity(0)), int(0.9 * psutil.virtual_memory().total / plan.memory_limit)))
+    workers = max(1, min(len(os.sched_getaffinity(0)), room // plan.memory_limit))
+    return workers, room // workers
 
 
 def measure(shape: Shape, folder: Path) -> dict[str, Any]:
@@ -77,8 +79,8 @@ def measure(shape: Shape, folder: Path) -> dict[str, Any]:
     began = time.perf_counter()
     write_store(store, shape)
     written = time.perf_counter() - began
-    workers = workers_for(store, shape)
-    with harness.cluster(workers=workers) as client:
+    workers, memory_limit = workers_for(store, shape)
+    with harness.cluster(memory_limit, workers) as client:
         plan = daskrr.plan(store, *shape.problem, **settings)
         began = time.perf_counter()
         summary = daskrr.score_to_zarr(store, output, *shape.problem, progress=False, **settings)
