@@ -204,15 +204,15 @@ DEFECTS = (
     Defect(
         "commit not fenced by who takes the lease",
         "storage/writing.py",
-        "            fenced = self._swapped(replace(self.commit or Commit(fence=0), fence=self.lease.generation))\n",
-        "            fenced, self._commit = True, self.commit or Commit(fence=0)\n",
+        "        return self._swapped(replace(self.commit or Commit(fence=0), fence=self.lease.generation))\n",
+        "        self._commit = self.commit or Commit(fence=0)\n        return True\n",
         ("storage/test_storage.py", "jobs/test_jobs.py"),
     ),
     Defect(
         "who takes the lease gives up if the one before has just published",
         "storage/writing.py",
-        "        while not fenced:\n",
-        "        for _ in range(1):\n",
+        "        while not self._is_fenced():\n            time.sleep(SECONDS_TO_LOOK_AGAIN)\n",
+        "        self._is_fenced()\n",
         ("storage/test_storage.py",),
     ),
     Defect(

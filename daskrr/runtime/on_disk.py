@@ -5,10 +5,13 @@ import os
 import pickle
 import tempfile
 import weakref
+import zlib
 from contextlib import suppress
 from typing import Any
 
 import distributed
+
+from daskrr.errors import CheckFailed
 
 log = logging.getLogger("daskrr")
 
@@ -20,15 +23,29 @@ class OnDisk:
     """A result in a file, which is removed with this object; sent elsewhere, it is the result again."""
 
     def __init__(self, content: Any, folder: str) -> None:
+        stored = pickle.dumps(content, protocol=5)
+        self._checksum = zlib.crc32(stored)
         handle, self._path = tempfile.mkstemp(prefix="daskrr-", dir=folder)
         weakref.finalize(self, _remove, self._path)
         with os.fdopen(handle, "wb") as file:
-            pickle.dump(content, file, protocol=5)
+            file.write(stored)
 
     def read(self) -> Any:
-        """What it was."""
+        """What it was.
+
+        Raises
+        ------
+        CheckFailed
+            The file is not what was written.
+        """
         with open(self._path, "rb") as file:
-            return pickle.load(file)
+            stored = file.read()
+        if zlib.crc32(stored) != self._checksum:
+            raise CheckFailed(
+                f"{self._path}, where a worker keeps what pass 1 has found of some rows, was changed or damaged. "
+                "Run it again, with sound disks."
+            )
+        return pickle.loads(stored)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _itself, (self.read(),)

@@ -47,6 +47,9 @@ from daskrr.storage.zarr_arrays import METADATA, Staged, blueprint, metadata_of
 
 log = logging.getLogger("daskrr")
 
+# Where hosts share a folder, what another has changed may be seen late.
+SECONDS_TO_LOOK_AGAIN = 0.05
+
 
 @contextmanager
 def hold(target: str | os.PathLike, wait: bool = False, lost: bool = False) -> Iterator["HeldOutput"]:
@@ -105,16 +108,18 @@ class HeldOutput(Output):
 
         Until this is done, one may still publish, if it was about to: that counts, and is followed.
         """
-        fenced = False
-        while not fenced:
-            self._look()
-            fenced = self._swapped(replace(self.commit or Commit(fence=0), fence=self.lease.generation))
+        while not self._is_fenced():
+            time.sleep(SECONDS_TO_LOOK_AGAIN)
         # As a group, it does not astonish those who list the output with Zarr.
         metadata = metadata_of(blueprint({}, 1)).encode()
         if insist(partial(self.medium.read, f"{STATE}/{METADATA}"), f"read {STATE} of {self}") != metadata:
             self.write(f"{STATE}/{METADATA}", metadata)
         insist(partial(self.medium.clean, STATE), f"clean {self}")
         self.show()
+
+    def _is_fenced(self) -> bool:
+        self._look()
+        return self._swapped(replace(self.commit or Commit(fence=0), fence=self.lease.generation))
 
     def _swap(self, wanted: Commit) -> None:
         """Change the commit, and then its copy.

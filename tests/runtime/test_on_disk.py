@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import daskrr
+from daskrr.errors import CheckFailed
 from daskrr.kernels import Gaussian
 from daskrr.runtime import on_disk
 from daskrr.runtime.on_disk import OnDisk, put_aside
@@ -23,6 +24,16 @@ def test_on_disk__gives_back_what_it_was_given_as_often_as_it_is_asked(tmp_path)
         values, word = waiting.read()
         np.testing.assert_array_equal(values, CONTENT[0])
         assert word == "kept"
+
+
+def test_on_disk__that_is_damaged_is_not_taken_for_what_it_was(tmp_path):
+    waiting = OnDisk(CONTENT, str(tmp_path))
+    (file,) = tmp_path.iterdir()
+    stored = bytearray(file.read_bytes())
+    for place in range(0, len(stored), 7):
+        file.write_bytes(bytes(one ^ (16 * (number == place)) for number, one in enumerate(stored)))
+        with pytest.raises(CheckFailed, match=r"daskrr-.* was changed or damaged"):
+            waiting.read()
 
 
 def test_on_disk__is_gone_with_its_object(tmp_path):
