@@ -8,8 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from daskrr.kernels import compiled
 from daskrr.kernels.base import Columns, Kernel
 from daskrr.kernels.common import Array, as_float64, checked_integer, set_fields
+from daskrr.kernels.compiled import Lanes, Step
 
 _MAX_ORDER = 10
 
@@ -47,29 +49,32 @@ class Bernoulli(Kernel):
 
     def _columns(self, Z: Array, dtype: np.dtype[Any]) -> Columns:
         # The remainder is exact, so that huge coordinates keep the digits of their fraction.
-        return Columns(self._fill, np.fmod(Z, 1.0))
+        return Columns(self._fill, compiled.padded_columns(np.fmod(Z, 1.0)), np.ones(Z.shape[1]))
 
-    def _fill(self, landmarks: Array, X: Array, out: Array) -> None:
-        rows = np.fmod(as_float64(X), 1.0)
-        t = np.empty(out.shape)
-        values = np.empty(out.shape)
-        out[...] = 1.0
-        for k in range(rows.shape[1]):
-            np.subtract(rows[:, k, None], landmarks[None, :, k], out=t)
-            self._polynomial(t, values)
-            np.multiply(out, values, out=out, casting="same_kind")
+    def _fill(self, landmarks: Array, weights: Array, X: Array, out: Array) -> None:
+        fill = compiled.pairs(_multiply_polynomial(self.order), 1.0, _as_it_is, out.dtype)
+        fill(np.fmod(as_float64(X), 1.0), landmarks, weights, out)
 
-    def _polynomial(self, t: Array, values: Array) -> None:
-        """Evaluate the polynomial at the fractions of differences by Horner's rule; overwrites ``t``."""
+
+def _as_it_is(product: Lanes) -> Lanes:
+    return product
+
+
+@lru_cache
+def _multiply_polynomial(order: int) -> Step:
+    """What a feature multiplies by: the polynomial at the fraction of its difference."""
+    *coefficients, last = _centred_bernoulli(order)
+
+    def multiply(product: Lanes, difference: Lanes, weight: Lanes) -> Lanes:
         # An even function of the difference, and of the distance to 1/2: symmetric to the last bit.
-        np.abs(t, out=t)
-        np.subtract(t, np.floor(t, out=values), out=t)
-        np.square(np.subtract(t, 0.5, out=t), out=t)
-        coefficients = _centred_bernoulli(self.order)
-        values[...] = coefficients[-1]
-        for coefficient in coefficients[-2::-1]:
-            np.multiply(values, t, out=values)
-            np.add(values, coefficient, out=values)
+        t = abs(difference)
+        s = t - t.floor() - 0.5
+        square, value = s * s, s.constant(last)
+        for coefficient in reversed(coefficients):
+            value = value.times(square, plus=coefficient)
+        return product * value
+
+    return multiply
 
 
 @lru_cache

@@ -60,17 +60,3 @@ def as_float64(X: Array) -> NDArray[np.float64]:
 def squared_norms(X: Array) -> Array:
     """Return the squared norms of rows, summed in float64."""
     return np.einsum("ij,ij->i", X, X, dtype=np.float64)
-
-
-def exponentiate(out: Array, least: float = -math.inf) -> None:
-    """Take exponentials of numbers up to zero in place, with zero instead of subnormal numbers.
-
-    A subnormal result takes a hundred times as long, here and in every product it enters. Whether there are any need
-    not be looked for if no number is below a ``least`` one.
-    """
-    lowest = math.log(float(np.finfo(out.dtype).tiny)) + 1.0
-    if least > lowest or not np.min(out, initial=0.0) < lowest:
-        np.exp(out, out=out)
-        return
-    np.exp(np.maximum(out, lowest, out=out), out=out)
-    np.copyto(out, 0.0, where=out < 1.01 * math.exp(lowest))

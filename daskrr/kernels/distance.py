@@ -12,8 +12,10 @@ from numpy.typing import ArrayLike
 from scipy.spatial.distance import cdist, pdist
 
 from daskrr.errors import InvalidData, InvalidParameter
+from daskrr.kernels import compiled
 from daskrr.kernels.base import Columns, Kernel
-from daskrr.kernels.common import Array, as_float64, as_rows, checked_number, exponentiate, set_fields
+from daskrr.kernels.common import Array, as_rows, checked_number, set_fields
+from daskrr.kernels.compiled import Lanes
 
 LengthScale: TypeAlias = float | tuple[float, ...] | Literal["median", "learn"]
 
@@ -94,15 +96,25 @@ class Laplacian(DistanceKernel):
         return np.array([np.sum(M * np.abs(np.subtract.outer(z, z))) for z in Z.T])
 
     def _columns(self, Z: Array, dtype: np.dtype[Any]) -> Columns:
-        # Powers of two scale without rounding; what remains of the length scales weighs the differences.
-        mantissas, exponents = np.frexp(self._scales(Z.shape[1]))
-        return Columns(self._fill, np.ldexp(Z, -exponents), exponents, 1 / mantissas)
+        powers, rest = powers_of_two(self._scales(Z.shape[1]))
+        return Columns(self._fill, compiled.padded_columns(Z * powers), powers, -1 / rest)
 
-    def _fill(self, landmarks: Array, exponents: Array, weights: Array, X: Array, out: Array) -> None:
-        # cdist releases the interpreter lock, as the ufuncs do.
-        distances = cdist(np.ldexp(as_float64(X), -exponents), landmarks, "cityblock", w=weights)
-        np.negative(distances, out=out, casting="same_kind")
-        exponentiate(out)
+    def _fill(self, landmarks: Array, powers: Array, weights: Array, X: Array, out: Array) -> None:
+        fill = compiled.pairs(_add_magnitude, 0.0, compiled.exp, out.dtype)
+        fill(np.multiply(X, powers, dtype=np.float64), landmarks, weights, out)
+
+
+def _add_magnitude(total: Lanes, difference: Lanes, weight: Lanes) -> Lanes:
+    return abs(difference).times(weight, plus=total)
+
+
+def powers_of_two(scales: Array) -> tuple[Array, Array]:
+    """Powers of two to multiply features by, and what remains of their length scales after that.
+
+    Powers of two scale without rounding, so that differences lose nothing; what remains weighs them.
+    """
+    exponents = np.clip(np.frexp(scales)[1], -1000, 1000)
+    return np.ldexp(1.0, -exponents), np.ldexp(scales, -exponents)
 
 
 def _checked_length_scale(value: Any) -> LengthScale:

@@ -13,11 +13,15 @@ import numpy as np
 from scipy.spatial.distance import cdist
 
 from daskrr.errors import InvalidParameter
+from daskrr.kernels import compiled
 from daskrr.kernels.base import Columns
-from daskrr.kernels.common import Array, as_float64, checked_number, exponentiate, set_fields, squared_norms
-from daskrr.kernels.distance import DistanceKernel
+from daskrr.kernels.common import Array, checked_number, set_fields, squared_norms
+from daskrr.kernels.compiled import Formula, Lanes
+from daskrr.kernels.distance import DistanceKernel, powers_of_two
 from daskrr.kernels.scratch import scratch
 
+# Up to so many features, differences of all pairs, which are of float64, cost less than a matrix product and mending.
+_FEW_FEATURES = {np.dtype(np.float64): 8, np.dtype(np.float32): 4}
 # Values may be wrong by this many unit roundoffs before a pair is evaluated again from its differences.
 _TOLERANCE = 64.0
 # From this share of a row on, evaluating the whole row again is cheaper than gathering its pairs.
@@ -38,9 +42,10 @@ class _RadialKernel(DistanceKernel):
         """Scaled for differences, and lifted for the matrix product."""
         return 2
 
+    @property
     @abstractmethod
-    def _profile(self, out: Array, least: float = -math.inf) -> None:
-        """Turn -eta into kernel values in place; none is below ``least``."""
+    def _profile(self) -> Formula:
+        """Kernel values of -eta; the same function for all kernels that differ in length scales alone."""
 
     @abstractmethod
     def _cutoff(self, ratio: Array) -> Array:
@@ -65,8 +70,7 @@ class _RadialKernel(DistanceKernel):
         return out
 
     def _columns(self, Z: Array, dtype: np.dtype[Any]) -> Columns:
-        # Rows of few features have many near pairs; differences of all pairs cost less than mending those.
-        few = Z.shape[1] <= 4
+        few = Z.shape[1] <= _FEW_FEATURES[dtype]
         return Columns(_Differences(self, Z).fill if few else _MatrixProduct(self, Z, dtype).fill)
 
 
@@ -75,20 +79,20 @@ class _Differences:
 
     def __init__(self, kernel: _RadialKernel, Z: Array) -> None:
         self._kernel = kernel
-        # Powers of two scale without rounding, so that differences lose nothing; what remains of the
-        # length scales weighs the squares.
-        mantissas, self._exponents = np.frexp(kernel._scales(Z.shape[1]))
-        self._weights = kernel._gain / np.square(mantissas)
-        self._landmarks = self._scaled(Z)
+        self._powers, rest = powers_of_two(kernel._scales(Z.shape[1]))
+        self._weights = -kernel._gain / np.square(rest)
+        self._landmarks = compiled.padded_columns(Z * self._powers)
 
     def fill(self, X: Array, out: Array) -> None:
-        self.exponents(X, out)
-        self._kernel._profile(out)
+        self._fill(X, out, self._kernel._profile)
 
     def exponents(self, X: Array, out: Array) -> None:
         """Compute -eta of all pairs."""
-        squares = cdist(self._scaled(X), self._landmarks, "sqeuclidean", w=self._weights)
-        np.negative(squares, out=out, casting="same_kind")
+        self._fill(X, out, _as_it_is)
+
+    def _fill(self, X: Array, out: Array, formula: Formula) -> None:
+        fill = compiled.pairs(_add_square, 0.0, formula, out.dtype)
+        fill(self._scaled(X), self._landmarks, self._weights, out)
 
     def mend(self, X: Array, i: Array, j: Array, out: Array) -> None:
         """Compute -eta of single pairs."""
@@ -96,11 +100,19 @@ class _Differences:
         step = max(1, _SCRATCH // max(1, X.shape[1]))
         for start in range(0, i.size, step):
             a, b = i[start : start + step], j[start : start + step]
-            differences = rows[a] - self._landmarks[b]
-            out[a, b] = -np.matmul(np.square(differences, out=differences), self._weights)
+            differences = rows[a] - self._landmarks[:, b].T
+            out[a, b] = np.matmul(np.square(differences, out=differences), self._weights)
 
     def _scaled(self, X: Array) -> Array:
-        return np.ldexp(as_float64(X), -self._exponents)
+        return np.multiply(X, self._powers, dtype=np.float64)
+
+
+def _as_it_is(v: Lanes) -> Lanes:
+    return v
+
+
+def _add_square(total: Lanes, difference: Lanes, weight: Lanes) -> Lanes:
+    return (difference * weight).times(difference, plus=total)
 
 
 class _MatrixProduct:
@@ -130,8 +142,7 @@ class _MatrixProduct:
         lifted, squares = self._lift(X, out)
         np.matmul(lifted, self._landmarks, out=out)
         self._mend(X, squares, out)
-        # |x - z|²/2 is at most |x|² + |z|².
-        self._kernel._profile(out, -1.01 * (float(squares.max(initial=0.0)) + self._largest))
+        compiled.sweep(self._kernel._profile, out.dtype)(out)
 
     def _lift(self, X: Array, like: Array) -> tuple[Array, Array]:
         """Centre and scale rows, and append the two features that complete the square.
@@ -177,6 +188,30 @@ class _MatrixProduct:
         return bound
 
 
+def _gaussian(v: Lanes) -> Lanes:
+    return compiled.exp(v.at_most(0.0))
+
+
+def _matern_distance(v: Lanes) -> Lanes:
+    # The magnitude, not a clip: a negative square within its error is as near to zero either way. The
+    # bound keeps infinity times zero out; beyond it the values are zero.
+    return abs(v).at_most(1e6).sqrt()
+
+
+def _matern_half(v: Lanes) -> Lanes:
+    return compiled.exp(-_matern_distance(v))
+
+
+def _matern_three_halves(v: Lanes) -> Lanes:
+    a = _matern_distance(v)
+    return (a + 1.0) * compiled.exp(-a)
+
+
+def _matern_five_halves(v: Lanes) -> Lanes:
+    a = _matern_distance(v)
+    return (a * (1 / 3)).times(a, plus=a + 1.0) * compiled.exp(-a)
+
+
 @dataclass(frozen=True)
 class Gaussian(_RadialKernel):
     """The Gaussian exp(-|x - z|² / (2 l²)).
@@ -197,11 +232,9 @@ class Gaussian(_RadialKernel):
     _gain: ClassVar[float] = 0.5
     _harmless: ClassVar[float] = 1.0
 
-    def _profile(self, out: Array, least: float = -math.inf) -> None:
-        # Round-off above zero is rare, and looking for it costs a third of clipping.
-        if np.max(out, initial=0.0) > 0.0:
-            np.minimum(out, 0.0, out=out)
-        exponentiate(out, least)
+    @property
+    def _profile(self) -> Formula:
+        return _gaussian
 
     def _cutoff(self, ratio: Array) -> Array:
         return np.log(ratio)
@@ -247,19 +280,9 @@ class Matern(_RadialKernel):
     def _harmless(self) -> float:  # type: ignore[override]
         return {0.5: 0.0, 1.5: 2.0, 2.5: 6.0}[self.nu]
 
-    def _profile(self, out: Array, least: float = -math.inf) -> None:
-        lowest = -math.sqrt(abs(least))
-        # The magnitude, not a clip: a negative square within its error is as near to zero either way. The
-        # bound keeps infinity times zero out; beyond it the values are zero.
-        np.minimum(np.abs(out, out=out), 1e6, out=out)
-        if self.nu == 0.5:
-            exponentiate(np.negative(np.sqrt(out, out=out), out=out), lowest)
-            return
-        a = np.sqrt(out)
-        np.add(np.multiply(out, 1 / 3 if self.nu == 2.5 else 0.0, out=out), a, out=out)
-        np.add(out, 1.0, out=out)
-        exponentiate(np.negative(a, out=a), lowest)
-        np.multiply(out, a, out=out)
+    @property
+    def _profile(self) -> Formula:
+        return {0.5: _matern_half, 1.5: _matern_three_halves, 2.5: _matern_five_halves}[self.nu]
 
     def _cutoff(self, ratio: Array) -> Array:
         if self.nu == 0.5:

@@ -20,6 +20,9 @@ import scipy.linalg.cython_lapack as cython_lapack
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
+from daskrr.kernels import compiled
+from daskrr.kernels.compiled import Lanes
+
 _PREFIX = {np.dtype(np.float64): "d", np.dtype(np.float32): "s"}
 _SCALAR = {np.dtype(np.float64): ctypes.c_double, np.dtype(np.float32): ctypes.c_float}
 
@@ -182,8 +185,14 @@ def add_outer(B: NDArray, x: NDArray, y: NDArray) -> None:
 
 
 def row_norms(B: NDArray) -> NDArray[np.float64]:
-    """Squared Euclidean norms of the rows of B (m, p)."""
-    return np.vecdot(B, B).astype(np.float64, copy=False)
+    """Squared Euclidean norms of the rows of B (m, p), C-contiguous, summed in float64."""
+    norms = np.empty(len(B))
+    compiled.row_sums(_square, B.dtype, 1)([B], norms)
+    return norms
+
+
+def _square(found: list[Lanes], weight: Any, limit: Any) -> Lanes:
+    return found[0] * found[0]
 
 
 def mirror_lower(A: NDArray) -> NDArray:

@@ -211,7 +211,7 @@ SHAPES = {
     "seed": st.integers(0, 2**32),
     "m": st.integers(0, 40),
     "p": st.integers(1, 30),
-    "d": st.sampled_from([1, 2, 4, 5, 6, 17, 60]),
+    "d": st.sampled_from([1, 4, 5, 8, 9, 17, 60]),
     "offset": st.sampled_from([0.0, 1e4, 1e6]),
     "spread": st.sampled_from([1e-3, 0.3, 1.0, 5.0, 1e3]),
     "dtype": st.sampled_from([np.float64, np.float32]),
@@ -271,9 +271,9 @@ def test_columns__are_right_at_every_distance_from_landmarks_of_every_norm(kerne
 @pytest.mark.parametrize("offset", [0.0, 1e6])
 @pytest.mark.parametrize("kernel", [Gaussian(3.0), Matern(3.0, 1.5), Matern(3.0, 2.5)], ids=ident)
 def test_columns__need_no_differences_on_ordinary_rows(kernel, offset, dtype, monkeypatch):
-    X, Z = panel(13, 50, 20, 8, offset, 1.0)
+    X, Z = panel(13, 50, 20, 12, offset, 1.0)
     expected = kernel(X, Z)
-    monkeypatch.setattr("daskrr.kernels.radial.cdist", None)
+    monkeypatch.setattr("daskrr.kernels.radial._Differences.exponents", None)
     monkeypatch.setattr("daskrr.kernels.radial._Differences.mend", None)
     np.testing.assert_allclose(evaluate(kernel, X, Z, dtype), expected, rtol=0, atol=100 * unit(dtype))
 

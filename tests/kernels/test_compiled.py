@@ -1,0 +1,147 @@
+"""Compiled formulas against NumPy and extended precision, at every length of the last strip."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from daskrr.kernels import Gaussian, Matern
+from daskrr.kernels.compiled import LANES, exp, padded_columns, pairs, row_sums, sweep
+
+DTYPES = [np.dtype(np.float64), np.dtype(np.float32)]
+LENGTHS = [0, 1, 2, LANES - 1, LANES, LANES + 1, 3 * LANES, 5 * LANES + 7]
+
+
+def double(v):
+    return v + v
+
+
+def add_product(total, difference, weight):
+    return difference.times(weight, plus=total)
+
+
+def as_it_is(total):
+    return total
+
+
+def weighed_gap(found, weight, limit):
+    return ((found[0] - found[1]) * weight()).at_most(limit())
+
+
+def swept(formula, values):
+    out = values.copy()
+    sweep(formula, values.dtype)(out)
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_exp__is_right_to_two_unit_roundoffs_and_never_subnormal(dtype):
+    about = np.finfo(dtype)
+    low = float(np.log(float(about.tiny)))
+    rng = np.random.default_rng(0)
+    x = np.concatenate([low * rng.random(200_000), -(10.0 ** rng.uniform(-20, 2, 50_000)), [0.0, -0.0]]).astype(dtype)
+    found, expected = swept(exp, x).astype(np.longdouble), np.exp(x.astype(np.longdouble))
+    clear = x > low + 1.001
+    assert np.max(np.abs(found - expected)[clear] / expected[clear]) <= 2 * about.eps / 2
+    assert np.all((found == 0) | (found >= about.tiny))
+    assert np.all(found[x < low + 0.999] == 0)
+    assert found.max() == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_exp__of_infinity_is_zero_and_of_nan_nan(dtype):
+    found = swept(exp, np.array([-np.inf, np.nan, np.finfo(dtype).min, 0.0], dtype))
+    np.testing.assert_array_equal(found, [0.0, np.nan, 0.0, 1.0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_exp__has_the_same_bits_wherever_a_number_is(dtype):
+    x = -np.random.default_rng(1).exponential(3.0, 4 * LANES).astype(dtype)
+    for shift in range(LANES + 1):
+        np.testing.assert_array_equal(swept(exp, x[shift:]), swept(exp, x)[shift:])
+
+
+@pytest.mark.parametrize("size", LENGTHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sweep__touches_every_number_and_nothing_else(size, dtype):
+    memory = np.arange(size + 2 * LANES, dtype=dtype)
+    expected = memory.copy()
+    expected[LANES : LANES + size] *= 2
+    sweep(double, dtype)(memory[LANES : LANES + size])
+    np.testing.assert_array_equal(memory, expected)
+
+
+@pytest.mark.parametrize("n_columns", LENGTHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("n_rows", "n_features"), [(0, 3), (1, 1), (4, 5), (3, 0)])
+def test_pairs__sum_over_features(n_rows, n_features, n_columns, dtype):
+    rng = np.random.default_rng(2)
+    shapes = (n_rows, n_features), (n_columns, n_features), (n_features,)
+    X, Z, w = (rng.integers(-9, 9, shape).astype(float) for shape in shapes)
+    memory = np.full((n_rows + 2, n_columns), np.nan, dtype)
+    pairs(add_product, 3.0, as_it_is, dtype)(X, padded_columns(Z), w, memory[1:-1])
+    np.testing.assert_array_equal(memory[1:-1], 3.0 + (X[:, None] - Z[None]) @ w)
+    assert np.isnan(memory[[0, -1]]).all()
+
+
+@pytest.mark.parametrize("n_columns", LENGTHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_row_sums__take_weights_and_limits(n_columns, dtype):
+    rng = np.random.default_rng(3)
+    first, second = rng.integers(-9, 9, (2, 5, n_columns)).astype(dtype)
+    weights, limits = rng.integers(1, 9, n_columns).astype(float), rng.integers(0, 9, 5).astype(float)
+    memory = np.full(7, np.nan)
+    row_sums(weighed_gap, dtype, 2)([first, second], memory[1:-1], weights, limits)
+    expected = np.minimum((first - second).astype(float) * weights, limits[:, None]).sum(axis=1)
+    np.testing.assert_array_equal(memory, [np.nan, *expected, np.nan])
+
+
+def test_functions__refuse_arrays_that_do_not_fit():
+    f8, f4 = DTYPES
+    with pytest.raises(ValueError, match="C-contiguous array of float64 is needed"):
+        sweep(double, f8)(np.zeros(3, f4))
+    with pytest.raises(ValueError, match="C-contiguous"):
+        sweep(double, f8)(np.zeros((4, 4))[:, ::2])
+    fill = pairs(add_product, 0.0, as_it_is, f8)
+    Z = padded_columns(np.zeros((2, 3)))
+    for X, columns, w, out in [
+        (np.zeros((4, 2)), Z, np.zeros(3), np.zeros((4, 2))),
+        (np.zeros((4, 3)), Z[:, :2].copy(), np.zeros(3), np.zeros((4, 2))),
+        (np.zeros((4, 3)), Z, np.zeros(2), np.zeros((4, 2))),
+        (np.zeros((4, 3)), Z, np.zeros(3), np.zeros((5, 2))),
+        (np.zeros((4, 3)), Z, np.zeros(3), np.zeros((4, LANES + 1))),
+    ]:
+        with pytest.raises(ValueError, match="do not fit"):
+            fill(X, columns, w, out)
+    add = row_sums(weighed_gap, f8, 2)
+    tile = np.zeros((4, 3))
+    for tiles, sums, weights, limits in [
+        ([tile], np.zeros(4), np.zeros(3), np.zeros(4)),
+        ([tile, np.zeros((4, 2))], np.zeros(4), np.zeros(3), np.zeros(4)),
+        ([tile, tile], np.zeros(3), np.zeros(3), np.zeros(4)),
+        ([tile, tile], np.zeros(4), np.zeros(2), np.zeros(4)),
+        ([tile, tile], np.zeros(4), np.zeros(3), np.zeros(5)),
+    ]:
+        with pytest.raises(ValueError, match="do not fit"):
+            add(tiles, sums, weights, limits)
+
+
+def test_functions__can_be_made_by_several_threads_at_once():
+    for made in (sweep, pairs, row_sums):
+        made.cache_clear()
+    x = -np.arange(100.0)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: swept(exp, x), range(32)))
+    for one in found:
+        np.testing.assert_allclose(one, np.exp(x), rtol=1e-15)
+
+
+def test_formulas__are_the_same_for_kernels_that_differ_in_scale_alone():
+    X = np.random.default_rng(4).standard_normal((5, 12))
+    made = set()
+    for scale in (1.0, 2.0, 3.0):
+        for kernel in (Gaussian(scale), Matern(scale, 2.5)):
+            kernel.columns(X, np.float64)(X, np.empty((5, 5)))
+            kernel(X, X)
+        made.add((sweep.cache_info().currsize, pairs.cache_info().currsize))
+    assert len(made) == 1
