@@ -6,37 +6,70 @@ from numpy.typing import NDArray
 # A candidate of which no more than this share of its residual is left is explained by those taken before.
 EXPLAINED = 1e-5
 
+# How often the gains of all candidates are computed anew in the course of a choice.
+UPDATES = 32
+
 
 def most_explaining(E: NDArray[np.float32], weights: NDArray[np.float64], size: int) -> NDArray[np.intp]:
     """Positions of ``size`` candidates, each the one that reduces the weighted trace of the residual matrix most.
 
-    Taking candidate j turns E into E − E_j E_jᵀ/E_jj, which reduces Σ_b weight_b·E_bb by Σ_b weight_b·E_bj²/E_jj. These
-    sums are kept up to date, so that a step costs one product with E (c, c). Weights are how many rows of the data each
-    candidate stands for. Once all candidates are explained, the others follow in their order.
+    Weights are how many rows of the data each candidate stands for. Once all candidates are explained, the others
+    follow in their order.
     """
-    n = len(E)
-    size = min(size, n)
-    w = weights.astype(np.float32)
-    taken = np.zeros(n, bool)
-    F = np.empty((size, n), np.float32)  # rows span what the candidates taken explain
-    left = np.diagonal(E).astype(np.float64)
-    least = EXPLAINED * left
-    gains = np.einsum("bj,bj,b->j", E, E, w, optimize=True).astype(np.float64)
-    chosen: list[int] = []
-    while len(chosen) < size:
-        open_ones = (left > least) & ~taken
-        if not open_ones.any():
-            break
-        j = int(np.argmax(np.where(open_ones, gains / np.where(open_ones, left, 1.0), -1.0)))
-        k = len(chosen)
-        v = (E[j] - F[:k, j] @ F[:k]) / np.float32(np.sqrt(left[j]))
-        weighted = w * v
-        product = E @ weighted - (F[:k] @ weighted) @ F[:k]
-        gains += v * (np.dot(weighted, v) * v - 2.0 * product).astype(np.float64)
-        np.maximum(gains, 0.0, out=gains)
-        left -= np.square(v, dtype=np.float64)
-        F[k] = v
-        taken[j] = True
-        chosen.append(j)
-    rest = np.flatnonzero(~taken)[: size - len(chosen)]
-    return np.concatenate([np.array(chosen, np.intp), rest])
+    choice = _Choice(E, weights.astype(np.float32), min(size, len(E)))
+    together = max(1, size // UPDATES)
+    while choice.take(together):
+        choice.update()
+    return choice.positions()
+
+
+class _Choice:
+    """Candidates that were taken, and what the others would gain.
+
+    Taking candidate j turns E into E − E_j E_jᵀ/E_jj, which reduces Σ_b weight_b·E_bb by Σ_b weight_b·E_bj²/E_jj. The
+    sums are ``gains``. To bring them up to date takes a product with E (c, c), which is worth its while for a few taken
+    candidates at once; those of a few are chosen by gains that shrink as the square of what is left of a candidate.
+    """
+
+    def __init__(self, E: NDArray[np.float32], weights: NDArray[np.float32], size: int) -> None:
+        self.E = E
+        self.weights = weights
+        self.taken: list[int] = []
+        self.n_known = 0
+        self.explained = np.empty((size, len(E)), np.float32)  # rows span what the candidates taken explain
+        self.left = np.diagonal(E).astype(np.float64)
+        self.known_left = self.left.copy()
+        self.least = EXPLAINED * self.left
+        self.gains = np.einsum("bj,bj,b->j", E, E, weights, optimize=True).astype(np.float64)
+
+    def take(self, number: int) -> bool:
+        """Take some more candidates; False if there was none to take."""
+        before = len(self.taken)
+        for k in range(before, min(before + number, len(self.explained))):
+            is_open = self.left > self.least
+            is_open[self.taken] = False
+            if not is_open.any():
+                break
+            # gain/left, where the gain has shrunk as left²
+            rate = np.divide(self.gains * self.left, self.known_left**2, out=np.full(len(self.E), -1.0), where=is_open)
+            j = int(np.argmax(rate))
+            F = self.explained[:k]
+            self.explained[k] = (self.E[j] - F[:, j] @ F) / np.float32(np.sqrt(self.left[j]))
+            self.left -= np.square(self.explained[k], dtype=np.float64)
+            self.taken.append(j)
+        return len(self.taken) > before
+
+    def update(self) -> None:
+        """Bring the gains up to date: Σ_b weight_b·(E_bj − Σ_i v_ib v_ij)², with the rows v of what was taken since."""
+        F, V = self.explained[: self.n_known], self.explained[self.n_known : len(self.taken)]
+        weighted = self.weights * V
+        products = weighted @ self.E - (weighted @ F.T) @ F
+        self.gains += np.einsum("ij,ij->j", V, (weighted @ V.T) @ V - 2.0 * products)
+        np.maximum(self.gains, 0.0, out=self.gains)
+        self.known_left = self.left.copy()
+        self.n_known = len(self.taken)
+
+    def positions(self) -> NDArray[np.intp]:
+        """Those taken, and others in their order where all are explained."""
+        others = np.setdiff1d(np.arange(len(self.E)), self.taken)[: len(self.explained) - len(self.taken)]
+        return np.concatenate([np.array(self.taken, np.intp), others])

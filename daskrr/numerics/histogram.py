@@ -9,11 +9,12 @@ PER_DECADE = 40
 DECADES = 14
 # Upper ends of all classes but the last; the first holds whatever is smaller, zero too.
 ENDS = 10.0 ** (np.arange(1 - PER_DECADE * DECADES, 1) / PER_DECADE)
+CLASSES = len(ENDS) + 1
 
 
 def count(scores: NDArray[np.float64]) -> NDArray[np.int64]:
     """How many of the scores, all within [0, 1], are in each class."""
-    return np.bincount(np.searchsorted(ENDS, scores), minlength=len(ENDS) + 1)
+    return np.bincount(np.searchsorted(ENDS, scores), minlength=CLASSES)
 
 
 def quantiles(counts: NDArray[np.int64], levels: Sequence[float]) -> list[float] | None:

@@ -8,10 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskrr.errors import CheckFailed, SourceChanged
+from daskrr.kernels import compiled
+from daskrr.kernels.compiled import Lanes
 from daskrr.kernels.scratch import scratch
 from daskrr.numerics import blas, bounds
 from daskrr.numerics.bounds import Certainty, Interval, RowFacts
-from daskrr.numerics.pass1 import NO_RESIDUAL, KeptResiduals, Whitener
+from daskrr.numerics.pass1 import NO_RESIDUAL, KeptResiduals, Whitener, no_less_than_residual
 from daskrr.numerics.tiles import (
     LEGAL_OVERFLOW,
     BlockReader,
@@ -51,16 +53,17 @@ class Probe:
         if not _is_clear(residual, error).any():
             return np.zeros(len(X))
         shape = (len(X), len(self.rows))
-        E = scratch("probe", shape, C.dtype)
-        fill_tile(self.columns, X, E)
-        E -= np.matmul(C, self.coefficients, out=scratch("explained", shape, C.dtype))
+        values, explained = scratch("probe", shape, C.dtype), scratch("explained", shape, C.dtype)
+        fill_tile(self.columns, X, values)
+        np.matmul(C, self.coefficients, out=explained)
         if first_row is not None:
             itself = np.flatnonzero((self.rows >= first_row) & (self.rows < first_row + len(X)))
-            E[self.rows[itself] - first_row, itself] = 0.0
-        squares = np.multiply(E, E, out=scratch("squares", shape, np.float64), dtype=np.float64)
-        squares *= 1.0 / self.weights
-        np.minimum(squares, (np.maximum(residual, 0.0) + error)[:, None], out=squares)
-        return squares @ np.ones(len(self.rows))
+            place = self.rows[itself] - first_row, itself
+            values[place] = explained[place]
+        squares = np.empty(len(X))
+        limits = no_less_than_residual(residual, error)
+        compiled.row_sums(_capped_square, C.dtype, 2)([values, explained], squares, 1.0 / self.weights, limits)
+        return squares
 
     def shared(
         self, squares: NDArray[np.float64], residual: NDArray[np.float64], error: NDArray[np.float64]
@@ -68,6 +71,11 @@ class Probe:
         """(E²)_ii/E_ii − E_ii (m,), or 0 where the residual is none."""
         clear = _is_clear(residual, error)
         return np.where(clear, self.scale * squares / np.where(clear, residual, 1.0), 0.0)
+
+
+def _capped_square(found: list[Lanes], weight: Callable[[], Lanes], limit: Callable[[], Lanes]) -> Lanes:
+    difference = found[0] - found[1]
+    return (difference * difference * weight()).at_most(limit())
 
 
 def _is_clear(residual: NDArray[np.float64], error: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -338,6 +346,7 @@ def _score_rows(scorer: Scorer, X: NDArray, residual: NDArray, first_row: int, i
     cap = explained[:, None] / (shifts if is_new else explained[:, None] + shifts)
     scores, captured, shifted = _scores(scorer, read, cap)
     check_overflow(scores, first_row)
+    check_overflow(read.probe, first_row)
     facts = RowFacts(scores, captured, shifted, subset, residual, diagonal)
     errors = np.zeros_like(shifts)
     if certainty is not None:

@@ -21,7 +21,7 @@ from daskrr.nystrom.reading import whitener_of
 from daskrr.runtime.map_blocks import Run
 
 # New landmarks are chosen among so many times as many rows, as long as those are not too many to compare. A choice may
-# take this share of the operations of the pass that follows; it runs about ten times as slowly as that, on one core.
+# take this share of the operations of the pass that follows; it runs a few times as slowly as that, on one core.
 CANDIDATES = 6
 ENOUGH_CANDIDATES = 2000
 CHOICE_SHARE = 0.02

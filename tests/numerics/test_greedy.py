@@ -62,3 +62,19 @@ def test_most_explaining__leaves_copies_to_the_end():
     E = Gaussian(1.0)(np.repeat(X, 3, axis=0), np.repeat(X, 3, axis=0))
     found = most_explaining(E.astype(np.float32), np.ones(18), 18)
     assert {number // 3 for number in found[:6]} == set(range(6))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_most_explaining__explains_as_much_where_several_are_taken_before_gains_are_computed_anew(seed):
+    rng = np.random.default_rng(seed)
+    X = np.repeat(rng.standard_normal((300, 4)), 2, axis=0) + 0.05 * rng.standard_normal((600, 4))
+    E, weights = Gaussian(1.0)(X, X), rng.uniform(0.1, 2.0, 600)
+    E += 1e-6 * np.eye(600)
+
+    def left(chosen):
+        columns = E[:, chosen]
+        return weights @ np.diagonal(E - columns @ np.linalg.solve(E[np.ix_(chosen, chosen)], columns.T))
+
+    found = most_explaining(E.astype(np.float32), weights, 128)
+    assert left(found) <= 1.02 * left(greedy(E, weights, 128))
+    assert left(found) < 0.8 * left(rng.choice(600, 128, replace=False))
