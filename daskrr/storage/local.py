@@ -128,6 +128,19 @@ class Files:
             if named:
                 machine.sync_folder(os.path.dirname(path))
 
+    def place(self, key: str, content: Bytes) -> None:
+        """Write a file and rename it; nothing is synchronized."""
+        path = str(self._inside(key))
+        temporary = f"{path}+{secrets.token_hex(8)}"
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        try:
+            with open(temporary, "xb") as file:
+                file.write(content.data)
+            os.replace(temporary, path)
+        except BaseException:
+            _remove(temporary)
+            raise
+
     def read(self, key: str) -> bytes | None:
         """The content of a file."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):

@@ -48,6 +48,9 @@ class Medium(Protocol):
     def write(self, key: str, content: bytes, named: bool = True) -> None:
         """Write a few bytes for good; without ``named``, their name may be lost until :meth:`settle_tree`."""
 
+    def place(self, key: str, content: Bytes) -> None:
+        """Write bytes that a loss of power may take until :meth:`settle`."""
+
     def read(self, key: str) -> bytes | None:
         """What is stored under a key."""
 

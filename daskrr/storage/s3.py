@@ -86,6 +86,10 @@ class Bucket:
         """Write an object."""
         self._library.put(self._objects, key, content, use_multipart=False)
 
+    def place(self, key: str, content: Bytes) -> None:
+        """Write an object."""
+        self._library.put(self._objects, key, content, use_multipart=False)
+
     def read(self, key: str) -> bytes | None:
         """The content of an object."""
         try:

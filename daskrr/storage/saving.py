@@ -32,7 +32,6 @@ class Saving:
     def __init__(self, target: str | os.PathLike, overwrite: bool, kind: str = "scores") -> None:
         self._output, self._overwrite, self.kind = Output(target), overwrite, kind
         self.target = self._output.target
-        self.arrays: dict[str, zarr.Array] = {}
         self.generation = ""
         self._staged: Staged | None = None
         self._groups: list[StagedGroup] = []
@@ -69,14 +68,18 @@ class Saving:
         """Create the named arrays; see :func:`daskrr.storage.zarr_arrays.blueprint`."""
         self._held.refuse_foreign([*shapes])
         self._staged = self._held.staged(self.generation, shapes, chunk_rows, second, dtypes=dtypes)
-        self.arrays = self._staged.arrays
 
     @property
-    def settle(self) -> Callable[[int], None]:
-        """Has the block from a row on of every created array reach the disk, wherever it is called."""
+    def staged(self) -> Staged:
+        """The created arrays, which can be written to wherever they are sent."""
         if self._staged is None:
             raise RuntimeError("no arrays were created")
-        return self._staged.settle
+        return self._staged
+
+    @property
+    def arrays(self) -> dict[str, zarr.Array]:
+        """The created arrays by name."""
+        return {} if self._staged is None else self._staged.arrays
 
     def write(self, arrays: Mapping[str, NDArray]) -> None:
         """Write small arrays of any shape, each as one chunk."""
@@ -105,7 +108,7 @@ class Saving:
         }
         if digests is None:
             for start in range(0, max([0, *(one.shape[0] for one in self.arrays.values())]), height):
-                self.settle(start)
+                self.staged.settle(start)
         self._held.publish(self.generation, self.kind, self._staged, content, self._groups)
 
     def _digests(self) -> dict[str, list[int]]:

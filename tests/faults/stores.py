@@ -9,6 +9,7 @@ import http.client
 import os
 import re
 import threading
+import uuid
 import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -24,14 +25,14 @@ class Plan:
 
     def __init__(self, kinds, share=0.05, seed=0, only=""):
         self.kinds, self.share, self.seed, self.only = kinds, share, seed, only
-        self.log = None
+        self.log, self.name = None, uuid.uuid4().hex
 
     def fault(self, name):
         """The kind of failure of this request, if it fails."""
         if self.only not in name:
             return None
-        ASKED[name, id(self)] += 1
-        chance = zlib.crc32(f"{self.seed} {name} {ASKED[name, id(self)]}".encode())
+        ASKED[name, self.name] += 1
+        chance = zlib.crc32(f"{self.seed} {name} {ASKED[name, self.name]}".encode())
         if chance >= self.share * 2**32:
             return None
         if self.log is not None:
@@ -123,6 +124,7 @@ class LateProxy(Proxy):
         super().__init__(server)
         self.share, self.longest, self.seed, self.lists_only = share, longest, seed, lists_only
         self.requests, self.late = 0, 0
+        self._changes = collections.Counter()
         self._stored = {}  # by object: the answer to who reads it
         self._pending = {}  # by object: until which request, and the answer until then
         self._lock = threading.RLock()
@@ -155,8 +157,8 @@ class LateProxy(Proxy):
         return answer
 
     def _is_late(self, key):
-        ASKED[key, id(self)] += 1
-        return zlib.crc32(f"{self.seed} {key} {ASKED[key, id(self)]}".encode()) < self.share * 2**32
+        self._changes[key] += 1
+        return zlib.crc32(f"{self.seed} {key} {self._changes[key]}".encode()) < self.share * 2**32
 
     def _seen_late(self, key):
         until, seen = self._pending.get(key, (0, None))

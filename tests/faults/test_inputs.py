@@ -33,7 +33,6 @@ import daskrr
 from daskrr.errors import InvalidData, MissingChunks, OutputExists, SourceChanged
 from daskrr.jobs import reader, verification
 from daskrr.storage.output import Output, folder_of
-from daskrr.storage.zarr_arrays import write_block
 
 CHECKSUMMED = {"compressors": [ZstdCodec(level=1), Crc32cCodec()]}
 GENEROUS = 120
@@ -305,12 +304,12 @@ def test_output__that_is_a_sharded_array_of_others_is_refused_and_left_alone(tmp
     assert sorted(path.name for path in output.iterdir()) == ["scores", "zarr.json"]
 
 
-def test_write_block__refuses_rows_that_are_not_whole_chunks(tmp_path):
-    arrays = Output(tmp_path / "out.zarr").staged("000001-00000000", {"scores": (450,)}, 100).arrays
+def test_staged_write__refuses_rows_that_are_not_whole_chunks(tmp_path):
+    staged = Output(tmp_path / "out.zarr").staged("000001-00000000", {"scores": (450,)}, 100)
     folder = tmp_path / "out.zarr" / folder_of("000001-00000000") / "scores"
     for start, stop in ((0, 50), (50, 150), (0, 430), (399, 450)):
         with pytest.raises(RuntimeError, match="are not whole chunks of 100 rows"):
-            write_block(arrays, {"scores": np.zeros(stop - start)}, start)
+            staged.write({"scores": np.zeros(stop - start)}, start)
     assert chunk_files(folder) == []
-    write_block(arrays, {"scores": np.zeros(50)}, 400)
+    staged.write({"scores": np.zeros(50)}, 400)
     assert len(chunk_files(folder)) == 1

@@ -130,7 +130,7 @@ def faulty(reference, layout, plan, folder):
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=SLOW) for seed in range(1, 10))])
 def test_user_store__that_raises_at_random_is_asked_again(seed, reference, tmp_path):
-    X, faults = faulty(reference, "default", Plan(["os", "time", "other"], seed=seed), tmp_path)
+    X, faults = faulty(reference, "default", Plan(["os", "time", "other"], share=0.15, seed=seed), tmp_path)
     score(X, tmp_path / "out.zarr", block_rows=50)
     assert faults.exists()
     assert contents(tmp_path / "out.zarr") == reference["default"][1]
@@ -138,7 +138,7 @@ def test_user_store__that_raises_at_random_is_asked_again(seed, reference, tmp_p
 
 @SLOW
 def test_user_store__that_raises_on_workers_is_asked_again(client, reference, tmp_path):
-    X, faults = faulty(reference, "default", Plan(["os", "time", "other"], seed=3), tmp_path)
+    X, faults = faulty(reference, "default", Plan(["os", "time", "other"], share=0.15, seed=3), tmp_path)
     score(X, tmp_path / "out.zarr", block_rows=50)
     assert faults.exists()
     assert contents(tmp_path / "out.zarr") == reference["default"][1]

@@ -19,8 +19,9 @@ from daskrr.errors import InvalidData, MissingChunks, StoreFailed
 from daskrr.kernels import Gaussian
 from daskrr.runtime.rows import open_rows, pieces
 from daskrr.storage import retry as patience
+from daskrr.storage.local import Files
 from daskrr.storage.retry import failure, insist, patiently, reason
-from daskrr.storage.zarr_arrays import array_at, blueprint, write_block
+from daskrr.storage.zarr_arrays import Staged, array_at, blueprint
 
 
 class Failing:
@@ -196,27 +197,38 @@ def test_rows__that_are_damaged_are_named(tmp_path):
     assert time.monotonic() - began < 5
 
 
-def written(store):
-    return {"scores": array_at(store, "scores", blueprint({"scores": (60,)}, 10)["scores"])}
+class MoodyFiles(Files):
+    """A folder of which every n-th write fails."""
+
+    every, writes, failures = 10**9, 0, 0
+
+    def place(self, key, content):
+        self.writes += 1
+        if self.writes % self.every == 0:
+            self.failures += 1
+            raise ConnectionError("the store has gone for a walk")
+        super().place(key, content)
 
 
-def test_write_block__writes_to_a_store_that_fails_now_and_then(tmp_path):
-    store = Moody(tmp_path / "out", every=10**9)
-    arrays = written(store)
-    store.every = 2
+def staged_on(medium):
+    return Staged(medium, {"scores": array_at(medium.store, "scores", blueprint({"scores": (60,)}, 10)["scores"])})
+
+
+def test_staged_write__writes_to_a_store_that_fails_now_and_then(tmp_path):
+    medium = MoodyFiles(str(tmp_path / "out"))
+    staged = staged_on(medium)
+    medium.every = 2
     for start in range(0, 60, 10):
-        write_block(arrays, {"scores": np.arange(start, start + 10.0)}, start)
-    store.every = 10**9
-    assert store.failures > 0
-    np.testing.assert_array_equal(arrays["scores"][:], np.arange(60.0))
+        staged.write({"scores": np.arange(start, start + 10.0)}, start)
+    assert medium.failures > 0
+    np.testing.assert_array_equal(staged.arrays["scores"][:], np.arange(60.0))
 
 
-def test_write_block__tells_the_rows_and_the_path_of_what_stays_refused(tmp_path):
-    store = Moody(tmp_path / "out", every=10**9)
-    arrays = written(store)
-    store.every = 1
+def test_staged_write__tells_the_rows_and_the_path_of_what_stays_refused(tmp_path):
+    medium = MoodyFiles(str(tmp_path / "out"))
+    medium.every = 1
     with pytest.raises(StoreFailed, match=r"cannot write rows 10–19 of .*out.*scores: the store has gone for a walk"):
-        write_block(arrays, {"scores": np.zeros(10)}, 10)
+        staged_on(medium).write({"scores": np.zeros(10)}, 10)
 
 
 def can_mount():
@@ -228,25 +240,27 @@ def can_mount():
 FILL_A_DISK = """
 import subprocess, sys
 import numpy as np
-from zarr.storage import LocalStore
-from daskrr.storage.zarr_arrays import array_at, blueprint, write_block
+from daskrr.storage.local import Files
+from daskrr.storage.zarr_arrays import Staged, array_at, blueprint
 from daskrr.errors import StoreFailed
 folder = sys.argv[1]
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], check=True)
-arrays = {"scores": array_at(LocalStore(folder + "/out"), "scores", blueprint({"scores": (40_000,)}, 20_000)["scores"])}
+medium = Files(folder + "/out")
+drawn = blueprint({"scores": (40_000,)}, 20_000)
+staged = Staged(medium, {"scores": array_at(medium.store, "scores", drawn["scores"])})
 values = np.random.default_rng(0).random(20_000)
 try:
-    write_block(arrays, {"scores": values}, 0)
+    staged.write({"scores": values}, 0)
 except StoreFailed as error:
     print(error.errno, error)
 subprocess.run(["mount", "-o", "remount,size=4m", folder], check=True)
-write_block(arrays, {"scores": values}, 0)
-print((arrays["scores"][:20_000] == values).all())
+staged.write({"scores": values}, 0)
+print((staged.arrays["scores"][:20_000] == values).all())
 """
 
 
 @pytest.mark.skipif(not can_mount(), reason="a small file system cannot be mounted here")
-def test_write_block__tells_how_much_a_full_disk_lacks(tmp_path):
+def test_staged_write__tells_how_much_a_full_disk_lacks(tmp_path):
     command = ["unshare", "--mount", sys.executable, "-c", FILL_A_DISK, str(tmp_path)]
     found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, cwd=Path.cwd())
     complaint, afterwards = found.stdout.splitlines()

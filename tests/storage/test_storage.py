@@ -21,7 +21,7 @@ from daskrr.storage.output import COMMIT, Output, folder_of
 from daskrr.storage.records import Records
 from daskrr.storage.saving import Saving, check_target, kind_of
 from daskrr.storage.writing import HeldOutput, hold
-from daskrr.storage.zarr_arrays import write_block
+from daskrr.storage.zarr_arrays import chunk_key
 
 NAMES = ("scores", "estimate", "residual")
 
@@ -601,21 +601,34 @@ def test_hold__by_a_clock_that_has_gone_on_publishes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(("start", "size"), [(0, 10), (10, 3), (0, 13), (5, 5)])
-def test_write_block__writes_whole_chunks(start, size, tmp_path):
+def test_staged_write__writes_whole_chunks(start, size, tmp_path):
     with Saving(tmp_path / "out.zarr", overwrite=False) as output:
         output.create({"scores": (13,)}, 5)
-        write_block(output.arrays, {"scores": np.arange(size, dtype=float)}, start)
+        output.staged.write({"scores": np.arange(size, dtype=float)}, start)
         found = output.arrays["scores"][...]
     np.testing.assert_array_equal(found[start : start + size], np.arange(size))
     assert np.isnan(np.delete(found, slice(start, start + size))).all()
 
 
+def test_staged_write__stores_the_bytes_that_zarr_would(tmp_path):
+    values = np.random.default_rng(0).random((13, 2))
+    with Saving(tmp_path / "out.zarr", overwrite=False) as output:
+        output.create({"scores": (13, 2), "rows": (13,)}, 5, rows="int64")
+        output.staged.write({"scores": values, "rows": np.arange(13)}, 0)
+        for name, expected in (("scores", values), ("rows", np.arange(13))):
+            array = output.arrays[name]
+            keys = [chunk_key(array, start) for start in (0, 5, 10)]
+            ours = [output.staged.medium.read(key) for key in keys]
+            array[...] = expected
+            assert [output.staged.medium.read(key) for key in keys] == ours
+
+
 @pytest.mark.parametrize(("start", "size"), [(1, 4), (0, 4), (0, 12), (5, 7), (3, 10)])
-def test_write_block__refuses_parts_of_chunks(start, size, tmp_path):
+def test_staged_write__refuses_parts_of_chunks(start, size, tmp_path):
     with Saving(tmp_path / "out.zarr", overwrite=False) as output:
         output.create({"scores": (13,)}, 5)
         with pytest.raises(RuntimeError, match=f"rows {start}–{start + size} are not whole chunks of 5"):
-            write_block(output.arrays, {"scores": np.zeros(size)}, start)
+            output.staged.write({"scores": np.zeros(size)}, start)
 
 
 # --- Opening ------------------------------------------------------------------------------------------
