@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-import zarr
 
 from daskrr.errors import (
     CheckFailed,
@@ -51,6 +50,7 @@ from daskrr.storage.records import Records
 from daskrr.storage.saving import check_target, known
 from daskrr.storage.urls import locate, redact
 from daskrr.storage.writing import HeldOutput, hold
+from daskrr.storage.zarr_arrays import Staged
 
 log = logging.getLogger("daskrr")
 
@@ -244,6 +244,8 @@ class Publishable(Protocol):
     @property
     def plan(self) -> Plan: ...
     @property
+    def executor(self) -> Executor: ...
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]: ...
 
     @property
@@ -251,14 +253,14 @@ class Publishable(Protocol):
     @property
     def writing_flops(self) -> float: ...
 
-    def writes(self, arrays: dict[str, zarr.Array], report: Reporter, since: int = 0) -> BlockMap:
+    def writes(self, staged: Staged, report: Reporter, since: int = 0) -> BlockMap:
         """What writes every block, and gives its receipt."""
 
     def concluded(self, receipts: Sequence[Receipt], seconds: float) -> dict[str, Any]:
         """The summary, once all that was written is found right."""
 
-    def stage_parts(self, stage: Callable[..., StagedGroup]) -> list[StagedGroup]:
-        """Have ``stage`` write the groups of small arrays that are published with them."""
+    def stage_parts(self, stage: Callable[..., StagedGroup]) -> list[Any]:
+        """Handles of the groups of small arrays that ``stage`` writes and that are published with them."""
 
 
 @dataclass(frozen=True)
@@ -319,7 +321,8 @@ class ActiveJob:
         held, generation = self.held, self.generation
         staged = held.staged(generation, result.shapes, result.plan.block_rows)
         began = time.perf_counter()
-        writes = result.writes(staged.arrays, self.report, since)
+        writes = result.writes(staged, self.report, since)
+        parts = result.stage_parts(partial(Output(held.target).stage_group, generation))
         receipts = write_missing(writes, self.journal, staged, result.writing_title, result.writing_flops)
         summary = result.concluded(receipts, time.perf_counter() - began)
         if fingerprint(result.rows) != self.wanted["input"]["fingerprint"]:
@@ -343,8 +346,7 @@ class ActiveJob:
             "base": self.journal.read_one("base"),
             "base_records": base_records(self.journal),
         }
-        groups = result.stage_parts(partial(Output(held.target).stage_group, generation))
-        held.publish(generation, "scores", staged, content, groups, self.keep)
+        held.publish(generation, "scores", staged, content, result.executor.values(parts), self.keep)
         return summary_of(held, content)
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import zarr
-
 from daskrr.jobs import job
 from daskrr.jobs.fingerprint import described_input
 from daskrr.kernels.weighted import unweighted
@@ -27,6 +25,7 @@ from daskrr.runtime.telemetry import note, reporter
 from daskrr.storage.journal import Journal
 from daskrr.storage.urls import locate, redact
 from daskrr.storage.writing import hold
+from daskrr.storage.zarr_arrays import Staged
 
 
 def apply_sketch(
@@ -211,13 +210,13 @@ class Application:
         """Floating-point operations of a row meanwhile."""
         return self.sketch.gram_flops(False) + self.sketch.score_flops
 
-    def writes(self, arrays: dict[str, zarr.Array], report: Reporter, since: int = 0) -> BlockMap:
+    def writes(self, staged: Staged, report: Reporter, since: int = 0) -> BlockMap:
         """What scores and writes every block, and gives its receipt."""
         sketch = self.sketch
         spans = spans_of(self.rows, self.plan.block_rows, self.executor.n_threads, self.writing_flops)
         spans = spans if self.journal is None else recorded_spans(self.journal, spans)
         run = Run(self.name, self.rows, spans, self.executor, report)
-        write = partial(write_rows, arrays, sketch.single, column_of(sketch.ridges, None), None, since)
+        write = partial(write_rows, staged, sketch.single, column_of(sketch.ridges, None), None, since)
         return sketch.map_new_rows(run, sketch.held(self.executor), write)
 
     def concluded(self, receipts: Sequence[Receipt], seconds: float) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from daskrr.storage.zarr_input import ahead_bytes
 KEPT_BYTES = 48 * 2**20
 
 # That, and resident bytes of a worker process that has imported everything and computed nothing yet, unless it tells of
-# more: Dask imports what else is installed, such as xarray, pandas and Arrow, which are a quarter of it, or CuPy.
-IDLE_WORKER_BYTES = 184 * 2**20 + KEPT_BYTES
+# more: Dask imports what else is installed, such as xarray, pandas and Arrow, which are a third of it, or CuPy.
+IDLE_WORKER_BYTES = 236 * 2**20 + KEPT_BYTES
 
 # Dask spills to disk from 0.7 of the memory limit; staying below 0.65 keeps it from starting.
 USABLE_SHARE = 0.65

@@ -11,7 +11,6 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
-import zarr
 from numpy.typing import NDArray
 
 from daskrr.kernels.weighted import unweighted
@@ -63,6 +62,7 @@ from daskrr.runtime.rows import JoinedRows, Rows
 from daskrr.runtime.telemetry import reporter
 from daskrr.runtime.tree import Span
 from daskrr.storage.saving import Saving
+from daskrr.storage.zarr_arrays import Staged
 
 log = logging.getLogger("daskrr")
 
@@ -360,10 +360,11 @@ class LeverageResult(Tabulated):
         with Saving(path, overwrite) as output, reporter(progress) as report:
             output.create(self.shapes, self.plan.block_rows)
             began = time.perf_counter()
-            writes = self.writes(output.arrays, report)
-            receipts = writes.values(self.writing_title, self.writing_flops, output.settle)
+            writes = self.writes(output.staged, report)
+            parts = self.stage_parts(output.stage)
+            receipts = writes.values(self.writing_title, self.writing_flops, output.staged.settle)
             summary = self.concluded(receipts, time.perf_counter() - began)
-            output.add(self.stage_parts(output.stage))
+            output.add(self.executor.values(parts))
             output.commit(summary, {name: [one.digests[name] for one in receipts] for name in self.shapes})
         return summary | {"output": output.target}
 
@@ -383,17 +384,15 @@ class LeverageResult(Tabulated):
         return shapes_of(self.names, self.rows.n_rows, None if self.sketch.single else len(self.sketch.ridges))
 
     def stage_parts(self, stage: Callable[..., Any]) -> list[Any]:
-        """Have ``stage`` write the groups that are stored with the arrays: name, kind, arrays and attributes."""
+        """Have ``stage`` write the groups that are stored with the arrays: name, kind, arrays, attributes; handles."""
         return [self.sketch.pack_where_factors_go(self.executor, partial(stage, "sketch", SKETCH))]
 
-    def writes(self, arrays: dict[str, zarr.Array], report: Reporter, since: int = 0) -> BlockMap:
+    def writes(self, staged: Staged, report: Reporter, since: int = 0) -> BlockMap:
         """Pass 2 into arrays, each block of which gives a receipt; rows from ``since`` on are counted apart."""
         measurer = self.measurer if self.certified else None
-        write = partial(write_rows, arrays, self.sketch.single, self.column(None), measurer, since)
-        scores = self.map_scores("store", write, report, self.drawn_by)
-        # The scheduler has time for them while workers are at pass 2.
-        self._begin_eigenvalues()
-        return scores
+        write = partial(write_rows, staged, self.sketch.single, self.column(None), measurer, since)
+        self._begin_eigenvalues()  # the scheduler has time for them while workers are at pass 2
+        return self.map_scores("store", write, report, self.drawn_by)
 
     def concluded(self, receipts: Sequence[Receipt], seconds: float) -> dict[str, Any]:
         """The summary, once what all blocks together have is checked against pass 1.

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import zarr
 from numpy.typing import NDArray
 
 from daskrr.errors import CheckFailed
@@ -15,7 +14,7 @@ from daskrr.leverage.ranking import CERTIFIED, PLAIN, TOP, TopRows, merge_top
 from daskrr.numerics import histogram
 from daskrr.numerics.pass2 import ScoredRows
 from daskrr.nystrom.certificate import Widths
-from daskrr.storage.zarr_arrays import checksum, write_block
+from daskrr.storage.zarr_arrays import Staged, checksum
 
 log = logging.getLogger("daskrr")
 
@@ -42,7 +41,8 @@ class Receipt:
     saturated
         (L,) how many estimates are as good as 1.
     counts
-        (2, classes) how many scores are how large, of rows before a given one and of the others.
+        (2, k) which classes of scores there are, of rows before a given one and then of the others, and how many: of
+        all classes few have any.
     digests, checksums
         A checksum of every array written, and of every chunk of the input.
     """
@@ -52,7 +52,7 @@ class Receipt:
     top: TopRows
     widths: Widths | None
     saturated: list[int]
-    counts: NDArray[np.int64]
+    counts: NDArray[np.int32]
     digests: dict[str, int]
     checksums: NDArray[np.uint32] | None
 
@@ -68,8 +68,11 @@ class Receipt:
 
 
 def sum_counts(receipts: Sequence[Receipt]) -> NDArray[np.int64]:
-    """How many scores are how large, of all blocks."""
-    return np.sum([one.counts for one in receipts], axis=0)
+    """(2, classes) how many scores are how large, of all blocks: of rows before a given one, and of the others."""
+    total = np.zeros(2 * histogram.CLASSES, np.int64)
+    for classes, numbers in (one.counts for one in receipts):
+        total[classes] += numbers
+    return total.reshape(2, -1)
 
 
 def ridge_notes(receipts: Sequence[Receipt], ridges: Sequence[float], n_rows: int, mean_diagonal: float) -> list[str]:
@@ -93,7 +96,7 @@ def top_of_block(k: int, by: str, column: int, scored: ScoredRows, start: int) -
 
 
 def write_rows(
-    arrays: dict[str, zarr.Array],
+    staged: Staged,
     single: bool,
     column: int,
     measurer: Callable[..., Widths] | None,
@@ -103,7 +106,7 @@ def write_rows(
     *weights: NDArray[np.float64],
 ) -> Receipt:
     """Write one block of results and say what was written."""
-    columns = {name: getattr(scored, name) for name in arrays if name != "residual"}
+    columns = {name: getattr(scored, name) for name in staged.arrays if name != "residual"}
     for name, values in columns.items():
         whole = scored.whole(name)
         if not (np.isfinite(values).all() and (whole >= 0).all() and (whole <= 1).all()):
@@ -112,18 +115,25 @@ def write_rows(
             )
     written = {name: values[:, 0] if single else values for name, values in columns.items()}
     written["residual"] = scored.residual
-    write_block(arrays, written, start)
-    before, after = np.split(scored.scores[:, column], [min(max(since - start, 0), len(scored.scores))])
+    staged.write(written, start)
     return Receipt(
         start=start,
         sums=[math.fsum(values) for values in scored.whole("scores").T.tolist()],
         top=top_of_block(TOP, "estimate", column, scored, start),
         widths=None if measurer is None else measurer(scored, start, *weights),
         saturated=np.count_nonzero(scored.estimate > SATURATED, axis=0).tolist(),
-        counts=np.array([histogram.count(before), histogram.count(after)]),
+        counts=few_counts(scored.scores[:, column], since - start),
         digests={name: checksum(values) for name, values in written.items()},
         checksums=scored.checksums,
     )
+
+
+def few_counts(scores: NDArray[np.float64], n_before: int) -> NDArray[np.int32]:
+    """The classes that have scores, and how many: see :class:`Receipt`; the first so many rows are counted apart."""
+    n_before = min(max(n_before, 0), len(scores))
+    counts = np.concatenate([histogram.count(scores[:n_before]), histogram.count(scores[n_before:])])
+    classes = np.flatnonzero(counts)
+    return np.array([classes, counts[classes]], np.int32)
 
 
 def shapes_of(names: Sequence[str], n_rows: int, n_ridges: int | None) -> dict[str, tuple[int, ...]]:

@@ -175,14 +175,17 @@ def fetch_rows(run: Run, indices: NDArray[np.int64], name: str, called: str = "t
     if run.journal is None:
         return _assemble_rows(run, indices, name, called)
     label = f"{name}-{checksum(indices):08x}"
-    if not run.journal.has(label):
-        found = _assemble_rows(run, indices, name, called)
-        run.executor.settle([run.executor.apply(f"{name}-keep", partial(_keep_rows, run.journal, label), found)])
-    return run.executor.apply(f"{name}-kept", partial(_kept_rows, run.journal, label))
+    if run.journal.has(label):
+        return run.executor.apply(f"{name}-kept", partial(_kept_rows, run.journal, label))
+    found = _assemble_rows(run, indices, name, called)
+    return run.executor.apply(f"{name}-keep", partial(_keep_rows, run.journal, label), found)
 
 
-def _keep_rows(journal: Journal, label: str, X: NDArray[np.float64]) -> None:
-    journal.write_one(label, {"rows": X})
+def _keep_rows(journal: Journal, label: str, X: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The rows once they are recorded; those of before if this is done again, since a worker was lost."""
+    if not journal.has(label):
+        journal.write_one(label, {"rows": X})
+    return _kept_rows(journal, label)
 
 
 def _kept_rows(journal: Journal, label: str) -> NDArray[np.float64]:

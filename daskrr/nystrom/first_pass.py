@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from daskrr.runtime.on_disk import put_aside
 from daskrr.runtime.progress import Stage
 from daskrr.runtime.rows import Rows
 from daskrr.runtime.scheduler import algebra, held
+from daskrr.runtime.tree import Span
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ def _sum_on_workers(grams: BlockMap, keeps: bool, stage: Stage) -> tuple[Any, li
     executor = grams.run.executor
     kept: dict[int, Any] = {}
     sums = summing(executor)
-    for group in batched(grams.window(sum_span), batch_size(executor)):
+    for group in batched(grams.window(_sum_and_put_aside if keeps else sum_span), batch_size(executor)):
         if keeps:
             handles = executor.apply_all("keep-residual", _kept, [[part] for _, part in group])
             kept |= {span.index: handle for (span, _), handle in zip(group, handles, strict=True)}
@@ -234,9 +235,15 @@ def batched(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
         yield group
 
 
+def _sum_and_put_aside(span: Span, parts: Iterator[GramPart]) -> GramPart:
+    """The sum of the blocks of a span; what is kept of them goes to the disk of the worker, as sums wait for others."""
+    part = sum_span(span, parts)
+    return replace(part, kept=(put_aside(part.kept, sum(one.__sizeof__() for one in part.kept)),))
+
+
 def _kept(part: GramPart) -> Any:
-    """What is kept of the blocks of a span, on the disk of the worker that has it."""
-    return put_aside(part.kept, sum(one.__sizeof__() for one in part.kept))
+    """What is kept of the blocks of a span."""
+    return part.kept[0]
 
 
 def _gram(part: GramPart) -> GramMatrix:

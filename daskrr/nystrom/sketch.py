@@ -27,7 +27,7 @@ from daskrr.nystrom.factors import ProbeRows, TileFactors, new_rows
 from daskrr.nystrom.landmarks import Landmarks
 from daskrr.nystrom.reading import BeginSums, Reading, gram_task, new_rows_task, quantity, score_task
 from daskrr.nystrom.saving import Arrays
-from daskrr.runtime.blocks import Block, block_rows
+from daskrr.runtime.blocks import block_rows
 from daskrr.runtime.executors import Executor
 from daskrr.runtime.likeness import check_likeness
 from daskrr.runtime.map_blocks import BlockMap, Run, map_blocks
@@ -235,10 +235,9 @@ class NystromSketch:
         return self._packer(self.algebra.fetch(new_rows), probe)
 
     def pack_where_factors_go(self, where: Executor, then: Callable[[Arrays, dict[str, Any]], Any]) -> Any:
-        """What ``then`` makes of the same, called by a worker, so that no factor comes to this process."""
+        """Handle of what ``then`` makes of the same, called by a worker, so that no factor comes to this process."""
         store = partial(_and_then, partial(_call_with, then), self._packer)
-        one = sealed_task(f"store-sketch-{uuid.uuid4().hex}", store, *self._to_be_fetched)
-        return where.value(next(where.window([one], [Block(0, 0, self.n_rows)]))[1])
+        return where.begin(sealed_task(f"store-sketch-{uuid.uuid4().hex}", store, *self._to_be_fetched))
 
     @property
     def _packer(self) -> Callable[[TileFactors, ProbeRows | None], tuple[Arrays, dict[str, Any]]]:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import zarr
 from numpy.typing import NDArray
 
 from daskrr.kernels import Kernel
@@ -25,7 +24,7 @@ from daskrr.nystrom.reading import columns_of
 from daskrr.regression.factors import Coefficients, SmootherFactors
 from daskrr.regression.moments import read_targets
 from daskrr.runtime.rows import pieces
-from daskrr.storage.zarr_arrays import checksum, write_block
+from daskrr.storage.zarr_arrays import Staged, checksum
 
 F64 = np.dtype(np.float64)
 
@@ -141,12 +140,13 @@ def left_out_task(
     return left_out_block(smoother, pieces(source), start, read_targets(targets, start), landmark_rows)
 
 
-def write_task(work: Any, arrays: dict[str, zarr.Array], payload: Any, source: Any, start: int) -> dict[str, int]:
+def write_task(work: Any, staged: Staged, payload: Any, source: Any, start: int) -> dict[str, int]:
     """Write what ``work`` finds about a block to the arrays, side by side; checksums of what was written."""
+    arrays = staged.arrays
     found = np.hsplit(work(payload, source, start), len(arrays))
     columns = {
         name: values[:, 0] if arrays[name].ndim == 1 else values
         for name, values in zip(arrays, found, strict=True)
     }  # fmt: skip
-    write_block(arrays, columns, start)
+    staged.write(columns, start)
     return {name: checksum(values) for name, values in columns.items()}

@@ -344,10 +344,10 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
             names = ["predictions", "standard_errors"] if return_std else ["predictions"]
             store.create(dict.fromkeys(names, shape), height, "target")
             find = self._spread() if return_std else partial(predict_task, self.kernel_)
-            pick, work = smoother if return_std else predictor, partial(write_task, find, store.arrays)
+            pick, work = smoother if return_std else predictor, partial(write_task, find, store.staged)
             writes = self._map("predict", pick, work, rows, report=report)
             writes.run.executor.check(rows)
-            digests = writes.values(settle=store.settle)
+            digests = writes.values(settle=store.staged.settle)
             summary = {"n_rows": rows.n_rows, "n_targets": n_targets, "input": rows.origin, "arrays": names}
             store.commit(summary, {one: [found[one] for found in digests] for one in names})
         return summary | {"seconds": time.perf_counter() - began, "output": store.target}

@@ -74,6 +74,9 @@ class Executor(Protocol):
     def apply_all(self, name: str, function: Callable, arguments: Sequence[Sequence[Any]]) -> list[Any]:
         """Handles of ``function(*results)`` for several lists of handles."""
 
+    def begin(self, task: Delayed) -> Any:
+        """Handle of the result of a task, which runs beside others."""
+
     def value(self, handle: Any) -> Any:
         """The result behind a handle, in this process."""
 
@@ -127,6 +130,10 @@ class LocalExecutor:
     def apply_all(self, name: str, function: Callable, arguments: Sequence[Sequence[Any]]) -> list[Any]:
         """Call the function for each."""
         return [self.apply(name, function, *handles) for handles in arguments]
+
+    def begin(self, task: Delayed) -> Any:
+        """Compute it."""
+        return _compute_here(task)
 
     def value(self, handle: Any) -> Any:
         """The handle is the value."""
@@ -255,6 +262,10 @@ class ClusterExecutor:
         sealed = seal(function)
         tasks = [call_unsealed(f"{name}-{self.run}-{next(self._counter)}", sealed, *handles) for handles in arguments]
         return self.client.compute(tasks)
+
+    def begin(self, task: Delayed) -> Any:
+        """Submit it."""
+        return self.client.compute(task)
 
     def value(self, handle: Any) -> Any:
         """Gather one small result."""

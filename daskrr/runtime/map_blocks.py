@@ -27,6 +27,9 @@ from daskrr.runtime.sealing import call_unsealed, seal, unseal
 from daskrr.runtime.tree import NodeSums, Span, blocks_of_a_span, cut, single_blocks, sum_node
 from daskrr.storage.journal import Journal
 
+# Small results come to this process so many spans at a time: all of them together would be a load on the workers.
+FETCHED_TOGETHER = 64
+
 # Makes what a task returns, of its span and the results of its blocks as they come.
 Reduce = Callable[[Span, Iterator[Any]], Any]
 
@@ -159,11 +162,11 @@ class BlockMap:
         array = da.Array(graph, name, chunks, dtype=np.float64)
         return array.rechunk({0: max(span.n_rows for span in self.spans)})
 
-    def handles(self, title: str = "", row_flops: float = 0.0, reduce: Reduce | None = None) -> list[Any]:
+    def handles(self, title: str = "", row_flops: float = 0.0) -> list[Any]:
         """Of the list of results of the blocks of each span, in order."""
         handles: dict[int, Any] = {}
         with self._stage(title, row_flops) as stage:
-            for span, handle in self.window(reduce or _listed):
+            for span, handle in self.window(_listed):
                 handles[span.index] = handle
                 stage.advance(rows=span.n_rows)
         return [handles[span.index] for span in self.spans]
@@ -173,9 +176,20 @@ class BlockMap:
 
         ``settle`` has what was written of the block from a row on reach the disk, before the task that wrote it ends.
         """
-        reduce = None if settle is None else partial(_settled, settle)
-        found = self.run.executor.values(self.handles(title, row_flops, reduce))
-        return [value for values in found for value in values]
+        found: dict[int, list[Any]] = {}
+        waiting: dict[int, Any] = {}
+        with self._stage(title, row_flops) as stage:
+            for span, handle in self.window(_listed if settle is None else partial(_settled, settle)):
+                waiting[span.index] = handle
+                stage.advance(rows=span.n_rows)
+                if len(waiting) == FETCHED_TOGETHER:
+                    found |= self._fetched(waiting)
+                    waiting = {}
+            found |= self._fetched(waiting)
+        return [value for span in self.spans for value in found[span.index]]
+
+    def _fetched(self, handles: dict[int, Any]) -> dict[int, list[Any]]:
+        return dict(zip(handles, self.run.executor.values([*handles.values()]), strict=True))
 
     def total(self, add: Callable[[Any, Any], Any], title: str = "") -> Any:
         """Their sum by the tree, made where they are; nothing else is brought to this process.

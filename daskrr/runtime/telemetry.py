@@ -26,8 +26,8 @@ TOPIC = "daskrr"
 EVERY = 0.5
 # How long the end of a job may wait until the scheduler knows of it.
 LONGEST_GOODBYE = 2.0
-# A multiply of this size comes near the speed of larger ones and takes a few hundredths of a second.
-MATMUL_SIZE = 768
+# A multiply of this size comes near the speed of larger ones and takes about a hundredth of a second.
+MATMUL_SIZE = 512
 # What part of the time may be spent on measuring.
 MATMUL_SHARE = 0.002
 _speeds: dict[str, tuple[float, float]] = {}

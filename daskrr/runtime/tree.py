@@ -19,20 +19,21 @@ FAN_IN = 4
 # the smallest take no less than a twentieth of that; and there are no more large ones than this, however many rows.
 SPAN_FLOPS = 1e11
 SMALLEST = 0.05
-MAX_SPAN_ROWS = 2**18
+MAX_SPAN_ROWS = 2**17
 MAX_SPANS = 15_000
 
 # What the sums of the levels of a span may take, and the highest level there is.
 MAX_SUM_BYTES = 2**27
 MAX_LEVEL = 30
 
-# A span has no more than this part of a thread's share of what is left: large ones first, small ones at the end, so
+# A span has no more than a thread's share of what is left over this: large ones first, small ones at the end, so
 # that all threads end together. As long as every thread gets so many, none is smaller than it has to be.
 SPANS_LEFT = 2
 SPANS_EACH = 16
 
 # One scheduler hands out some 400 tasks a second, and so keeps this many threads at work on tasks of full size. Where
-# there are more, tasks are larger, and the more there are, the larger are the smallest, if every thread gets two.
+# there are more, tasks are larger and for a longer time, and the more there are, the larger are the smallest, if every
+# thread gets two.
 THREADS_OF_A_SCHEDULER = 400
 
 
@@ -108,11 +109,12 @@ def cut(n_rows: int, height: int, n_threads: int, most_blocks: float, cut_at: in
         min(SMALLEST * most_blocks, n_whole / (SPANS_EACH * n_threads)),
         min(by_scheduler, n_whole / (2 * n_threads)),
     )
+    shares = n_threads * (SPANS_LEFT if n_threads <= THREADS_OF_A_SCHEDULER else 1)
     spans: list[Span] = []
     first = 0
     while first < n_whole:
         stop = cut_at if first < cut_at else n_whole
-        fair = max(least, (stop - first) / (SPANS_LEFT * n_threads))
+        fair = max(least, (stop - first) / shares)
         level = min(level_below(min(most, fair)), _alignment(first), level_below(stop - first))
         spans.append(Span(len(spans), first * height, (first + FAN_IN**level) * height, height))
         first += FAN_IN**level
@@ -135,8 +137,9 @@ def blocks_of_a_span(height: int, row_flops: float, sum_bytes: int, n_threads: i
     It has one sum for every level in memory, which is why large ones are summed in small spans.
     """
     highest = min(MAX_SUM_BYTES // max(sum_bytes, 1), MAX_LEVEL)
-    flops = SPAN_FLOPS * max(1.0, n_threads / THREADS_OF_A_SCHEDULER)
-    return min(flops / max(row_flops * height, 1.0), MAX_SPAN_ROWS / height, FAN_IN**highest)
+    many = n_threads / THREADS_OF_A_SCHEDULER
+    flops, rows = SPAN_FLOPS * max(1.0, many), MAX_SPAN_ROWS * max(1.0, 4.0 * many)
+    return min(flops / max(row_flops * height, 1.0), rows / height, FAN_IN**highest)
 
 
 def sum_node(level: int, parts: Iterator[Any], add: Callable[[Any, Any], Any]) -> Any:

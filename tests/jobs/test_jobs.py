@@ -160,7 +160,7 @@ def test_receipts__of_an_attempt_are_made_once_and_of_another_anew(tmp_path):
             walked.append(start)
             values = np.ones(1)
             top = TopRows(np.array([start]), values, values, values, by="scores")
-            yield Receipt(start, [1.0], top, None, [0], np.zeros((2, 1), np.int64), {}, None)
+            yield Receipt(start, [1.0], top, None, [0], np.zeros((2, 1), np.int32), {}, None)
 
     for attempt, expected in (("first", [0, 50]), ("first", []), ("second", [0, 50])):
         walked = []

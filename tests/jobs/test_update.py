@@ -17,6 +17,7 @@ from daskrr.errors import InputGrown, InvalidData, InvalidParameter, SourceChang
 from daskrr.jobs import reader, verification
 from daskrr.kernels import Gaussian
 from daskrr.leverage import algorithm
+from daskrr.leverage.writing import Receipt, few_counts, sum_counts
 from daskrr.numerics import histogram
 from daskrr.nystrom.ledger import Ledger
 from daskrr.nystrom.sampling import Uniform
@@ -427,6 +428,18 @@ def test_update__goes_on_from_every_durable_write_to_the_same_bits(offset, step,
         assert contents(output) == new, seen
         number, points = number + step, points + 1
     assert points * step > 10
+
+
+@pytest.mark.parametrize("since", [0, 7, 40, 65, 100])
+def test_counts__of_blocks_are_those_of_all_rows_before_and_after_a_row(since):
+    scores, starts = np.random.default_rng(since).uniform(size=100) ** 8, [0, 40, 65]
+    receipts = [
+        Receipt(start, [], None, None, [], few_counts(block, since - start), {}, None)
+        for start, block in zip(starts, np.split(scores, starts[1:]), strict=True)
+    ]
+    expected = [histogram.count(scores[:since]), histogram.count(scores[since:])]
+    np.testing.assert_array_equal(sum_counts(receipts), expected)
+    assert all(receipt.counts.nbytes <= 8 * 40 for receipt in receipts)
 
 
 def test_histogram__knows_quantiles():

@@ -59,8 +59,10 @@ def local_cluster(
     """
     _check_size(workers, memory_limit)
     settings = {
-        # Dask looks at what every worker does a hundred times a second, which costs a few percent of its core.
+        # Dask looks at what every worker does a hundred times a second, which costs a few percent of its core, and
+        # keeps what it saw in each second for an hour, so that the memory of a worker would grow as long.
         "distributed.worker.profile.interval": "200ms",
+        "distributed.worker.profile.cycle": "10s",
         # A task that Dask gives up after two workers is run again, alone, which tells more than two workers more.
         "distributed.scheduler.allowed-failures": 1,
         # Dask knows the like of other libraries.
