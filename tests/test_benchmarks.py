@@ -17,16 +17,18 @@ from numpy.testing import assert_allclose
 import daskrr
 from benchmarks import (
     bench_certificate,
+    bench_peers,
     bench_regression,
     bench_sampling,
     bench_scale,
     criteria,
+    peers,
     scale_workers,
     validity,
 )
 from benchmarks.bench_memory import judge
-from benchmarks.bench_peers import TOP, errors
 from benchmarks.harness import MIB, peak_bytes
+from daskrr import exact
 from daskrr.kernels import Gaussian
 
 ROOT = Path(__file__).parents[1]
@@ -134,21 +136,86 @@ def test_memory(quick_report):
 def test_peers(quick_report):
     report, text = quick_report("peers")
     _check_head(report, "peers")
-    (result,) = report["results"]
-    for name, found in result["libraries"].items():
-        assert name in text
-        if "skipped" in found:
-            assert not name.startswith("daskrr")
+    assert all(f"{name} left out: {reason}" in text for name, reason in report["left_out"].items())
+    (result,) = report["results"].values()
+    assert result["failed"] == {}
+    assert result["disturbed"] is ("DISTURBED" in text)
+    assert {one["peer"] for one in result["comparisons"]} == set(peers.PEERS) - set(report["left_out"])
+    for one in result["comparisons"]:
+        assert one["peer"] in text
+        few = one["small"]
+        assert 0 < min(few["median_error"], few["rms_error"]) <= few["largest_error"]
+        assert "rms_error" not in one["large"]
+        if not one["daskrr"]:
+            assert few["rms_error"] < result["ladder"][-1]["rms_error"]
             continue
-        assert found["seconds"] > 0
-        assert found["n_landmarks"] > 0
-        assert min(found["peak_bytes"]) > 16 * MIB
-        assert set(found["errors"]) == ({"scores", "estimate"} if name.startswith("daskrr") else {"scores"})
-        assert all(math.isfinite(value) for kind in found["errors"].values() for value in kind.values())
-    zarr, numpy = result["libraries"]["daskrr, Zarr"], result["libraries"]["daskrr, NumPy"]
-    assert len(zarr["peak_bytes"]) == 1 + report["parameters"]["workers"]
-    assert zarr["errors"]["estimate"]["median_log_error"] < zarr["errors"]["scores"]["median_log_error"]
-    assert_allclose(zarr["errors"]["scores"]["mean_log_error"], numpy["errors"]["scores"]["mean_log_error"], rtol=1e-6)
+        assert one["daskrr"]["in process"]["small"]["rms_error"] <= few["rms_error"]
+        assert len(one["daskrr"]["cluster"]["large"]["peak_bytes"]) == 1 + report["parameters"]["workers"]
+        ratios = [clocks for places in one["ratios"].values() for clocks in places.values()]
+        assert sum(ratio < 1 for clocks in ratios for ratio in clocks.values()) == len(one["peer_wins"])
+
+
+@pytest.mark.parametrize("name", [name for name in peers.PEERS if not peers.missing(name)])
+def test_peers__are_near_the_exact_scores_with_many_landmarks(name, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    X = np.random.default_rng(0).standard_normal((300, 3))
+    truth = exact.leverage_scores(X, Gaussian(2.0), 1e-3)
+    for run in peers.answers_of(name, X, peers.Setting(2.0, 1e-3, 150), 0, truth):
+        assert run["rms_error"] < (0.05 if run["answer"] == "plain" else 2)
+        assert 0 < run["n_landmarks"] <= 300
+        assert run["seconds"] > 0
+
+
+def test_peers__that_are_on_no_index_are_left_out_without_their_folder(monkeypatch, tmp_path):
+    for folder in ("", str(tmp_path)):
+        monkeypatch.setenv(peers.FOLDER, folder)
+        assert "rpcholesky/rpcholesky.py" in peers.missing("RPCholesky")
+    monkeypatch.delenv(bench_peers.DATA, raising=False)
+    assert bench_peers.DATA in bench_peers.absent("kin40k")
+    assert bench_peers.absent(bench_peers.MADE_UP) is None
+
+
+def test_peers__data_with_too_few_rows_are_repeated(monkeypatch, tmp_path):
+    monkeypatch.setenv(bench_peers.DATA, str(tmp_path))
+    np.savez(tmp_path / bench_peers.FILES["kin40k"], X=np.random.default_rng(0).normal(3.0, 2.0, (50, 2)))
+    few, _ = bench_peers.rows_of("kin40k", 40)
+    many, how = bench_peers.rows_of("kin40k", 400)
+    assert len(np.unique(few, axis=0)) == 40
+    assert len(np.unique(many, axis=0)) == 400
+    assert "repetition" in how
+    for X in (few, many):
+        assert_allclose(X.mean(axis=0), 0, atol=0.01)
+        assert_allclose(X.std(axis=0), 1, atol=0.01)
+
+
+def test_peers__as_accurate_from_there_on():
+    rungs = [{"n_landmarks": p, "rms_error": error} for p, error in [(16, 0.3), (32, 0.1), (64, 0.2), (128, 0.05)]]
+    for error, least in [(0.4, 16), (0.25, 32), (0.1, 128), (0.05, 128), (0.04, None)]:
+        assert bench_peers.as_accurate(rungs, {"rms_error": error}, "rms_error") == least
+    assert bench_peers.FULL.ladder[:5] == (16, 19, 23, 27, 32)
+    assert bench_peers.FULL.ladder[-1] == bench_peers.FULL.most
+
+
+def _timed(seconds, error=0.1):
+    return {"seconds": seconds, "processor_seconds": 2 * seconds, "rms_error": error, "median_error": error}
+
+
+def test_peers__tells_where_a_peer_wins():
+    one = {"peer": "peer", "answer": "plain", "small": _timed(1.0), "large": _timed(9.0)}
+    rungs = [{"n_landmarks": 64} | _timed(0.5)]
+    ours = {
+        "in process": {"small": {64: rungs[0]}, "large": {64: _timed(3.0)}},
+        "cluster": {"small": {64: _timed(2.0)}, "large": {64: _timed(3.0)}},
+    }
+    found = bench_peers.compared(one, rungs, ours)
+    assert found["ratios"]["large"]["cluster"] == {"processor": 3.0, "wall": 3.0}
+    assert found["peer_wins"] == ["small rows, cluster, processor", "small rows, cluster, wall"]
+    assert found["by_median"] == {"n_landmarks": 64, "processor_ratio": 2.0}
+    (line,) = bench_peers.ranges({"a": {"comparisons": [found]}}, "small")
+    assert line["cluster: wall"] == "0.5"
+    never = bench_peers.compared(one, [{"n_landmarks": 64} | _timed(0.5, 0.2)], {})
+    assert never["daskrr"] is None
+    assert never["peer_wins"] == ["daskrr is never as accurate"]
 
 
 @pytest.mark.slow
@@ -411,13 +478,9 @@ def test_coarse_to_fine_chooses_different_rows():
 
 def test_errors_of_known_scores():
     truth = np.linspace(0.01, 0.9, 100)
-    found = errors(2.0 * truth, truth)
-    assert_allclose(found["median_log_error"], math.log(2))
-    assert_allclose(found["mean_log_error"], math.log(2))
-    assert_allclose(found["top_ratio"], 2.0)
-    assert found["top_found"] == 1.0
-    assert errors(truth[::-1], truth)["top_found"] == 0.0
-    assert TOP < 50
+    found = peers.errors(np.where(np.arange(100) < 10, 0.0, 1.5) * truth, truth)
+    assert_allclose(found["rms_error"], math.sqrt(0.1 + 0.9 * 0.25))
+    assert_allclose([found["median_error"], found["largest_error"]], [0.5, 1.0])
 
 
 def _run(peak, data=1000, **changes):
