@@ -190,7 +190,8 @@ def sweep(formula: Formula, dtype: np.dtype[Any]) -> Callable[[Array], None]:
 def pairs(step: Step, start: float, formula: Formula, dtype: np.dtype[Any]) -> Callable[..., None]:
     """A function of rows (m, d), landmarks (d, padded p) and weights (d,), all float64, and the array (m, p) to fill.
 
-    Features add to ``start`` one after the other. The sum is rounded to ``dtype``, and the formula applied to it.
+    Rows may lie in memory in any order. Features add to ``start`` one after the other. The sum is rounded to ``dtype``,
+    and the formula applied to it.
     """
     pointer = _SCALARS[_WIDE].as_pointer()
     builder = _function("pairs", pointer, pointer, pointer, _SCALARS[dtype].as_pointer(), *[_INTEGER] * 4)
@@ -209,6 +210,7 @@ def pairs(step: Step, start: float, formula: Formula, dtype: np.dtype[Any]) -> C
     code = _compiled(builder)
 
     def fill(X: Array, Z: Array, w: Array, tile: Array) -> None:
+        X = np.ascontiguousarray(X)
         for array, kind in ((X, _WIDE), (Z, _WIDE), (w, _WIDE), (tile, dtype)):
             _check(array, kind)
         n, d, p = *X.shape, tile.shape[1]

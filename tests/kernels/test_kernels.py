@@ -314,6 +314,31 @@ def test_columns__of_polynomials_overflow_to_infinity_in_silence():
     assert np.all(np.isposinf(values))
 
 
+def laid_out(X):
+    """The same rows, as they may lie in memory."""
+    wide = np.zeros((2 * len(X), 3 * X.shape[1]), X.dtype)
+    wide[1::2, ::3] = X
+    return [np.asfortranarray(X), wide[1::2, ::3], np.ascontiguousarray(X[::-1, ::-1])[::-1, ::-1]]
+
+
+@pytest.mark.parametrize("kernel", EVERY, ids=ident)
+@pytest.mark.parametrize("n_features", [1, 3, 12])
+@pytest.mark.parametrize("offset", [0.0, 1e6])
+def test_values__do_not_depend_on_how_rows_lie_in_memory(kernel, n_features, offset):
+    """With the offset, rows and single pairs are evaluated again from their differences."""
+    X = offset + np.random.default_rng(0).standard_normal((40, n_features))
+    Z = X[:21]
+    matrix = kernel(X, Z)
+    tiles = [evaluate(kernel, X, Z, dtype) for dtype in (np.float64, np.float32)]
+    for view in laid_out(X):
+        landmarks = view[:21]
+        np.testing.assert_array_equal(view, X)
+        np.testing.assert_allclose(kernel(view, landmarks), matrix, rtol=1e-12, atol=1e-14 * np.abs(matrix).max())
+        for tile in tiles:
+            found = evaluate(kernel, view, landmarks, tile.dtype)
+            np.testing.assert_allclose(found, tile, rtol=0, atol=200 * unit(tile.dtype) * np.abs(tile).max())
+
+
 @pytest.mark.parametrize("kernel", EVERY, ids=ident)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_columns__survive_pickling_and_serve_several_threads(kernel, dtype):
