@@ -11,7 +11,10 @@ import platform
 import secrets
 import sys
 import time
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -96,6 +99,51 @@ def processor() -> str:
     numbers = [f"{name} {facts[name]}" for name in ("cpu implementer", "cpu part") if name in facts]
     named = facts.get("model name") or _sysctl("machdep.cpu.brand_string")
     return named or " ".join([platform.processor() or platform.machine(), *numbers])
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU: what its maker calls it, and the bytes of its memory."""
+
+    name: str
+    memory: int
+
+
+@cache
+def gpu() -> Gpu | None:
+    """The first GPU of NVIDIA that this process may use, as the driver tells; None where there is none."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, memory, name = ctypes.c_int(), ctypes.c_size_t(), ctypes.create_string_buffer(256)
+    calls: list[tuple[Any, ...]] = [
+        (driver.cuInit, 0),
+        (driver.cuDeviceGet, ctypes.byref(device), 0),
+        (driver.cuDeviceGetName, name, len(name), device),
+        (driver.cuDeviceTotalMem_v2, ctypes.byref(memory), device),
+    ]
+    # The arguments of a call are those that the ones before it have filled in.
+    if any(call(*arguments) for call, *arguments in calls):
+        return None
+    return Gpu(name.value.decode(errors="replace"), memory.value)
+
+
+def visible_gpus() -> list[str]:
+    """What names the GPUs that this process may use; none on a system whose driver does not list them."""
+    known = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if known is not None:
+        return [one for one in known.split(",") if one]
+    try:
+        return [str(number) for number, _ in enumerate((PROC / "driver/nvidia/gpus").iterdir())]
+    except OSError:
+        return []
+
+
+def use_one_gpu(number: int) -> None:
+    """Have this process, which has asked for no GPU yet, see but one of those there are, the next for each number."""
+    if gpus := visible_gpus():
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
 
 
 def sync_file(descriptor: int) -> None:

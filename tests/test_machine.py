@@ -290,3 +290,66 @@ def test_keep_memory__does_nothing_where_it_cannot(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(machine.ctypes, "CDLL", lambda _: object())
     assert machine.keep_memory(1) is False
+
+
+@pytest.fixture
+def asks_again() -> Iterator[None]:
+    """What was told of the GPU is forgotten before and after."""
+    machine.gpu.cache_clear()
+    yield
+    machine.gpu.cache_clear()
+
+
+class Driver:
+    """What the driver of NVIDIA answers, with a GPU or without."""
+
+    def __init__(self, failing: str = "") -> None:
+        self.failing = failing
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def call(*arguments: object) -> int:
+            if name == "cuDeviceGetName":
+                arguments[0].value = b"Made-up 1"  # type: ignore[attr-defined]
+            elif name == "cuDeviceTotalMem_v2":
+                arguments[0]._obj.value = 2**34  # type: ignore[attr-defined]
+            return 100 if name == self.failing else 0
+
+        return call
+
+
+@pytest.mark.usefixtures("asks_again")
+def test_gpu__is_what_the_driver_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: Driver())
+    assert machine.gpu() == machine.Gpu("Made-up 1", 2**34)
+
+
+@pytest.mark.usefixtures("asks_again")
+@pytest.mark.parametrize("failing", ["cuInit", "cuDeviceGet", "cuDeviceTotalMem_v2", "no driver"])
+def test_gpu__is_none_where_the_driver_has_none(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str) -> Driver:
+        if failing == "no driver":
+            raise OSError(name)
+        return Driver(failing)
+
+    monkeypatch.setattr(machine.ctypes, "CDLL", load)
+    assert machine.gpu() is None
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus", "seen"),
+    [(None, 0, []), (None, 2, ["0", "1", "0"]), ("4,7", 8, ["4", "7", "4"]), ("", 2, []), ("3", 8, ["3", "3", "3"])],
+)
+def test_use_one_gpu__gives_each_process_the_next(
+    visible: str | None, gpus: int, seen: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(gpus):
+        (tmp_path / f"driver/nvidia/gpus/{number}").mkdir(parents=True)
+    monkeypatch.setattr(machine, "PROC", tmp_path)
+    found = []
+    for number in range(3):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        machine.use_one_gpu(number)
+        found += [os.environ["CUDA_VISIBLE_DEVICES"]] if machine.visible_gpus() else []
+    assert found == seen

@@ -202,12 +202,13 @@ class Beginning(Protocol):
 def begin(held: HeldOutput, wanted: dict[str, Any], job: Beginning, kind: str) -> tuple[str, int]:
     """The generation to work on, and its seed: an unfinished one of this kind with these parameters, or a new one."""
     held.refuse_foreign([*CERTIFIED, "residual", "sketch"])
-    begun = unfinished(held, wanted, kind)
+    device = job.executor.device.name
+    begun = unfinished(held, wanted, kind, device)
     job.executor.check(job.rows)
     held.sweep(begun and begun[0])
     if begun is None:
         about = {"parameters": wanted, "kind": kind, "seed": job.seed, "block_rows": job.plan.block_rows}
-        begun = held.begin(about | {"versions": versions()}), job.seed
+        begun = held.begin(about | {"versions": versions(), "device": device}), job.seed
     _note_processors(held.journal(begun[0]), job.executor)
     return begun
 
@@ -224,15 +225,16 @@ def _note_processors(journal: Journal, executor: Executor) -> None:
     journal.write_one("processors", {"kinds": sorted({*known, *now})})
 
 
-def unfinished(output: Output, wanted: dict[str, Any], kind: str) -> tuple[str, int] | None:
-    """The generation that can be continued, if any, and its seed."""
-    now = versions()
+def unfinished(output: Output, wanted: dict[str, Any], kind: str, device: str | None) -> tuple[str, int] | None:
+    """The generation that can be continued on a device, whichever if it is None, if any, and its seed."""
     for generation in reversed(output.unfinished):
         begun = output.job(generation)
         if begun is not None and begun["kind"] == kind and is_same(begun["parameters"], wanted):
-            if begun["versions"] == now:
+            before = begun["versions"], begun["device"]
+            now = versions(), device or begun["device"]
+            if before == now:
                 return generation, begun["seed"]
-            log.warning("the unfinished job was begun with %s, and starts over with %s", begun["versions"], now)
+            log.warning("the unfinished job was begun with %s on %s, and starts over with %s on %s", *before, *now)
     return None
 
 

@@ -213,7 +213,7 @@ class Application:
     def writes(self, staged: Staged, report: Reporter, since: int = 0) -> BlockMap:
         """What scores and writes every block, and gives its receipt."""
         sketch = self.sketch
-        spans = spans_of(self.rows, self.plan.block_rows, self.executor.n_threads, self.writing_flops)
+        spans = spans_of(self.rows, self.plan.block_rows, self.executor, self.writing_flops)
         spans = spans if self.journal is None else recorded_spans(self.journal, spans)
         run = Run(self.name, self.rows, spans, self.executor, report)
         write = partial(write_rows, staged, sketch.single, column_of(sketch.ridges, None), None, since)

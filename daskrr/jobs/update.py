@@ -233,7 +233,7 @@ class Update:
     def _why_not_kept(self, refresh: str) -> str:
         if refresh == "always":
             return "asked for"
-        if unfinished(self.store, self.wanted, "refresh"):
+        if unfinished(self.store, self.wanted, "refresh", None):
             return "an update that was stopped had begun to"
         if self.base is None or self.wanted["options"]["sampling"].get("sketch_ridge"):
             return "the published run has left nothing to go on from"

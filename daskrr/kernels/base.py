@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from daskrr.errors import InvalidData, InvalidParameter
 from daskrr.kernels.common import Array, as_rows, checked_number, quiet, set_fields
+from daskrr.kernels.device import HOST, using
 from daskrr.kernels.parameters import nested, replaced
 
 # Elements of rows that are compared at a time: kernels make copies of them.
@@ -50,7 +51,8 @@ class Columns:
         X
             (m, d) rows of any real dtype.
         out
-            (m, p) C-contiguous tile of the dtype the columns were prepared for; overwritten.
+            (m, p) C-contiguous tile of the dtype the columns were prepared for; overwritten. Both are arrays of the
+            device that the calling thread computes on.
         """
         self._fill(*self._prepared, X, out)
 
@@ -97,8 +99,9 @@ class Kernel(ABC):
         self._check_ready(rows.shape[1])
         values = np.empty((len(rows), len(others)))
         height = max(16, _PANEL // max(1, rows.shape[1]))
-        for start in range(0, len(rows), height):
-            values[start : start + height] = self._matrix(rows[start : start + height], others)
+        with using(HOST):
+            for start in range(0, len(rows), height):
+                values[start : start + height] = self._matrix(rows[start : start + height], others)
         return values
 
     @quiet
@@ -136,12 +139,18 @@ class Kernel(ABC):
         if len(landmarks) == 0 or not np.isfinite(landmarks).all():
             raise InvalidData("kernel columns need at least one landmark, and finite ones")
         self._check_ready(landmarks.shape[1])
-        return self._columns(landmarks, tile)
+        with using(HOST):
+            return self._columns(landmarks, tile)
 
     @property
     def constant_diagonal(self) -> bool:
         """Whether the kernel of a row with itself is the same for every row."""
         return bool(self._parts) and all(part.constant_diagonal for part in self._parts)
+
+    @property
+    def takes_gpu_arrays(self) -> bool:
+        """Whether its columns can be computed on a GPU."""
+        return all(part.takes_gpu_arrays for part in self._parts)
 
     @property
     def landmark_copies(self) -> int:

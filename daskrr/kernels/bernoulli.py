@@ -11,7 +11,8 @@ import numpy as np
 from daskrr.kernels import compiled
 from daskrr.kernels.base import Columns, Kernel
 from daskrr.kernels.common import Array, as_float64, checked_integer, set_fields
-from daskrr.kernels.compiled import Lanes, Step
+from daskrr.kernels.device import here
+from daskrr.kernels.lanes import Lanes, Step
 
 _MAX_ORDER = 10
 
@@ -52,8 +53,8 @@ class Bernoulli(Kernel):
         return Columns(self._fill, compiled.padded_columns(np.fmod(Z, 1.0)), np.ones(Z.shape[1]))
 
     def _fill(self, landmarks: Array, weights: Array, X: Array, out: Array) -> None:
-        fill = compiled.pairs(_multiply_polynomial(self.order), 1.0, _as_it_is, out.dtype)
-        fill(np.fmod(as_float64(X), 1.0), landmarks, weights, out)
+        step, fractions = _multiply_polynomial(self.order), np.fmod(as_float64(X), 1.0)
+        compiled.pairs(step, 1.0, _as_it_is, fractions, here(landmarks), here(weights), out)
 
 
 def _as_it_is(product: Lanes) -> Lanes:

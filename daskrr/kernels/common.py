@@ -57,6 +57,11 @@ def as_float64(X: Array) -> NDArray[np.float64]:
     return X.astype(np.float64, copy=False)
 
 
+def contiguous(X: Array) -> Array:
+    """Return an array whose rows lie one after the other, without a copy where they do; of any library."""
+    return X if X.flags.c_contiguous else X.copy()
+
+
 def squared_norms(X: Array) -> Array:
     """Return the squared norms of rows, summed in float64."""
     return np.einsum("ij,ij->i", X, X, dtype=np.float64)

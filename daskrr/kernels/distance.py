@@ -15,7 +15,8 @@ from daskrr.errors import InvalidData, InvalidParameter
 from daskrr.kernels import compiled
 from daskrr.kernels.base import Columns, Kernel
 from daskrr.kernels.common import Array, as_rows, checked_number, set_fields
-from daskrr.kernels.compiled import Lanes
+from daskrr.kernels.device import here
+from daskrr.kernels.lanes import Lanes, exp
 
 LengthScale: TypeAlias = float | tuple[float, ...] | Literal["median", "learn"]
 
@@ -100,8 +101,8 @@ class Laplacian(DistanceKernel):
         return Columns(self._fill, compiled.padded_columns(Z * powers), powers, -1 / rest)
 
     def _fill(self, landmarks: Array, powers: Array, weights: Array, X: Array, out: Array) -> None:
-        fill = compiled.pairs(_add_magnitude, 0.0, compiled.exp, out.dtype)
-        fill(np.multiply(X, powers, dtype=np.float64), landmarks, weights, out)
+        scaled = np.multiply(X, here(powers), dtype=np.float64)
+        compiled.pairs(_add_magnitude, 0.0, exp, scaled, here(landmarks), here(weights), out)
 
 
 def _add_magnitude(total: Lanes, difference: Lanes, weight: Lanes) -> Lanes:

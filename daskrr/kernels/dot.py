@@ -7,6 +7,7 @@ import numpy as np
 
 from daskrr.kernels.base import Columns, Kernel
 from daskrr.kernels.common import Array, as_float64, checked_integer, checked_number, set_fields, squared_norms
+from daskrr.kernels.device import here
 
 
 class _DotKernel(Kernel):
@@ -33,7 +34,7 @@ class _DotKernel(Kernel):
         return Columns(self._fill, self._lift_landmarks(Z).T.astype(dtype, order="C"))
 
     def _fill(self, landmarks: Array, X: Array, out: Array) -> None:
-        np.matmul(self._lift(X).astype(out.dtype, copy=False), landmarks, out=out)
+        np.matmul(self._lift(X).astype(out.dtype, copy=False), here(landmarks), out=out)
         self._finish(out)
 
 
@@ -114,7 +115,7 @@ class Cosine(_DotKernel):
 
     def _lift(self, X: Array) -> Array:
         # Dividing by the largest entry first keeps the squares of tiny and huge rows in range.
-        largest = np.max(np.abs(as_float64(X)), axis=1, keepdims=True, initial=0.0)
+        largest = np.max(np.abs(as_float64(X)), axis=1, keepdims=True)
         unit = X / np.where(largest == 0.0, 1.0, largest)
         norms = np.sqrt(squared_norms(unit))[:, None]
         unit /= np.where(norms == 0.0, 1.0, norms)

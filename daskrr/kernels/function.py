@@ -13,6 +13,7 @@ import numpy as np
 from daskrr.errors import InvalidParameter
 from daskrr.kernels.base import Columns, Kernel
 from daskrr.kernels.common import Array, as_float64, set_fields
+from daskrr.kernels.device import HOST, here, home
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class Function(Kernel):
     ----------
     function
         Takes (m, d) and (p, d) float64 rows and the parameters, returns (m, p) kernel values. It may have
-        an attribute ``diagonal``, a function of (m, d) rows and the parameters that returns (m,) values.
+        an attribute ``diagonal``, a function of (m, d) rows and the parameters that returns (m,) values. On a GPU it
+        is given CuPy arrays and returns one, for which it must say that it can, by a true attribute ``takes_cupy``.
     parameters
         Keyword arguments of the function; JSON values.
 
@@ -51,6 +53,10 @@ class Function(Kernel):
         parameters = copy.deepcopy(self.parameters)
         return {"kernel": self.name, "function": _name_of(self.function), "parameters": parameters}
 
+    @property
+    def takes_gpu_arrays(self) -> bool:
+        return bool(getattr(self.function, "takes_cupy", False))
+
     def _matrix(self, X: Array, Z: Array) -> Array:
         return self._checked(self.function(X, Z, **self.parameters), (len(X), len(Z)))
 
@@ -66,10 +72,10 @@ class Function(Kernel):
         return Columns(self._fill, Z.copy())
 
     def _fill(self, landmarks: Array, X: Array, out: Array) -> None:
-        out[...] = self._matrix(as_float64(X), landmarks)
+        out[...] = self._checked(self.function(as_float64(X), here(landmarks), **self.parameters), out.shape)
 
     def _checked(self, values: Any, shape: tuple[int, ...]) -> Array:
-        array = np.asarray(values)
+        array = values if home(values) is not HOST else np.asarray(values)
         name = _name_of(self.function)
         if array.shape != shape:
             raise InvalidParameter(f"{name} returned values of shape {array.shape} instead of {shape}")

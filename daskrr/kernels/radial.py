@@ -16,18 +16,16 @@ from daskrr.errors import InvalidParameter
 from daskrr.kernels import compiled
 from daskrr.kernels.base import Columns
 from daskrr.kernels.common import Array, checked_number, set_fields, squared_norms
-from daskrr.kernels.compiled import Formula, Lanes
+from daskrr.kernels.device import here, scratch
 from daskrr.kernels.distance import DistanceKernel, powers_of_two
-from daskrr.kernels.scratch import scratch
+from daskrr.kernels.lanes import Formula, Lanes, exp
 
 # Up to so many features, differences of all pairs, which are of float64, cost less than a matrix product and mending.
 _FEW_FEATURES = {np.dtype(np.float64): 8, np.dtype(np.float32): 4}
 # Values may be wrong by this many unit roundoffs before a pair is evaluated again from its differences.
 _TOLERANCE = 64.0
-# From this share of a row on, evaluating the whole row again is cheaper than gathering its pairs.
-_DENSE = 0.1
-# Scratch elements for pairs evaluated again: 2 MiB, so that they stay in cache next to the tile.
-_SCRATCH = 1 << 18
+# Elements of landmarks that are lifted at a time.
+_LIFTED_AT_ONCE = 1 << 18
 
 
 class _RadialKernel(DistanceKernel):
@@ -84,31 +82,15 @@ class _Differences:
         self._landmarks = compiled.padded_columns(Z * self._powers)
 
     def fill(self, X: Array, out: Array) -> None:
-        self._fill(X, out, self._kernel._profile)
+        compiled.pairs(_add_square, 0.0, self._kernel._profile, *self._given(X), out)
 
-    def exponents(self, X: Array, out: Array) -> None:
-        """Compute -eta of all pairs."""
-        self._fill(X, out, _as_it_is)
+    def finish(self, X: Array, limits: Array, out: Array) -> None:
+        """Turn -eta into values, after those of a row that are not below its limit were evaluated again."""
+        compiled.mended_sweep(_add_square, self._kernel._profile, out, limits, *self._given(X))
 
-    def _fill(self, X: Array, out: Array, formula: Formula) -> None:
-        fill = compiled.pairs(_add_square, 0.0, formula, out.dtype)
-        fill(self._scaled(X), self._landmarks, self._weights, out)
-
-    def mend(self, X: Array, i: Array, j: Array, out: Array) -> None:
-        """Compute -eta of single pairs."""
-        rows = self._scaled(X)
-        step = max(1, _SCRATCH // max(1, X.shape[1]))
-        for start in range(0, i.size, step):
-            a, b = i[start : start + step], j[start : start + step]
-            differences = rows[a] - self._landmarks[:, b].T
-            out[a, b] = np.matmul(np.square(differences, out=differences), self._weights)
-
-    def _scaled(self, X: Array) -> Array:
-        return np.multiply(X, self._powers, dtype=np.float64)
-
-
-def _as_it_is(v: Lanes) -> Lanes:
-    return v
+    def _given(self, X: Array) -> tuple[Array, Array, Array]:
+        scaled = np.multiply(X, here(self._powers), dtype=np.float64)
+        return scaled, here(self._landmarks), here(self._weights)
 
 
 def _add_square(total: Lanes, difference: Lanes, weight: Lanes) -> Lanes:
@@ -128,9 +110,9 @@ class _MatrixProduct:
         self._landmarks = np.empty((n_features + 2, n_landmarks), dtype)
         squares = np.empty(n_landmarks)
         # A few at a time: the landmarks of wide rows take much room.
-        height = max(1, _SCRATCH // n_features)
+        height = max(1, _LIFTED_AT_ONCE // n_features)
         for few in (slice(start, start + height) for start in range(0, n_landmarks, height)):
-            lifted, squares[few] = self._lift(Z[few], self._landmarks)
+            lifted, squares[few] = self._lift(Z[few], dtype)
             lifted[:, -2:] = lifted[:, [-1, -2]]
             self._landmarks[:, few] = lifted.T
         self._largest = float(np.max(squares))
@@ -139,47 +121,34 @@ class _MatrixProduct:
         self._growth = 4.0 + 0.5 * math.sqrt(n_features)
 
     def fill(self, X: Array, out: Array) -> None:
-        lifted, squares = self._lift(X, out)
-        np.matmul(lifted, self._landmarks, out=out)
-        self._mend(X, squares, out)
-        compiled.sweep(self._kernel._profile, out.dtype)(out)
+        lifted, squares = self._lift(X, out.dtype)
+        np.matmul(lifted, here(self._landmarks), out=out)
+        ratio = (squares + self._largest) * (self._growth / (2 * _TOLERANCE))
+        # Rows that overflowed to NaN count as well.
+        if np.any(~(ratio <= self._kernel._harmless)):
+            self._differences.finish(X, -self._bounds(ratio, out.dtype), out)
+        else:
+            compiled.sweep(self._kernel._profile, out)
 
-    def _lift(self, X: Array, like: Array) -> tuple[Array, Array]:
+    def _lift(self, X: Array, dtype: np.dtype[Any]) -> tuple[Array, Array]:
         """Centre and scale rows, and append the two features that complete the square.
 
         With landmarks [z, 1, -|z|²/2], rows [x, -|x|²/2, 1] have inner products -|x - z|²/2.
         """
         n_rows, n_features = X.shape
-        lifted = scratch("lifted", (n_rows, n_features + 2), like.dtype)
+        lifted = scratch("lifted", (n_rows, n_features + 2), dtype)
         rows = lifted[:, :n_features]
         # In float64 until the centre is gone: a common offset must not cost float32 its digits.
         exact = rows if rows.dtype == np.float64 else scratch("centred", rows.shape, np.float64)
-        centred = np.subtract(X, self._centre, out=exact)
-        np.multiply(centred, self._rates, out=rows, casting="same_kind")
+        centred = np.subtract(X, here(self._centre), out=exact)
+        np.multiply(centred, here(self._rates), out=rows, casting="same_kind")
         squares = squared_norms(rows)
         np.multiply(squares, -0.5, out=lifted[:, n_features], casting="same_kind")
         lifted[:, n_features + 1] = 1.0
         return lifted, squares
 
-    def _mend(self, X: Array, squares: Array, out: Array) -> None:
-        """Evaluate pairs again, from differences, whose values the matrix product leaves wrong."""
-        ratio = (squares + self._largest) * (self._growth / (2 * _TOLERANCE))
-        if not np.any(~(ratio <= self._kernel._harmless)):
-            return
-        bound = self._bounds(ratio, out.dtype)
-        # Not-less instead of greater, so that rows which overflowed to NaN are caught as well.
-        rows = np.flatnonzero(~(np.max(out, axis=1) < -bound))
-        if rows.size == 0:
-            return
-        i, j = np.nonzero(~(out[rows] < -bound[rows, None]))
-        if i.size > _DENSE * rows.size * out.shape[1]:
-            tile = np.empty_like(out, shape=(rows.size, out.shape[1]))
-            self._differences.exponents(X[rows], tile)
-            out[rows] = tile
-        else:
-            self._differences.mend(X, rows[i], j, out)
-
     def _bounds(self, ratio: Array, dtype: np.dtype[Any]) -> Array:
+        """Distances up to which the matrix product leaves values wrong, -inf where it leaves none."""
         harmless = self._kernel._harmless
         error = ratio * (_TOLERANCE * np.finfo(dtype).eps / 2)
         # The computed distance may itself be off by the error.
@@ -189,7 +158,7 @@ class _MatrixProduct:
 
 
 def _gaussian(v: Lanes) -> Lanes:
-    return compiled.exp(v.at_most(0.0))
+    return exp(v.at_most(0.0))
 
 
 def _matern_distance(v: Lanes) -> Lanes:
@@ -199,17 +168,17 @@ def _matern_distance(v: Lanes) -> Lanes:
 
 
 def _matern_half(v: Lanes) -> Lanes:
-    return compiled.exp(-_matern_distance(v))
+    return exp(-_matern_distance(v))
 
 
 def _matern_three_halves(v: Lanes) -> Lanes:
     a = _matern_distance(v)
-    return (a + 1.0) * compiled.exp(-a)
+    return (a + 1.0) * exp(-a)
 
 
 def _matern_five_halves(v: Lanes) -> Lanes:
     a = _matern_distance(v)
-    return (a * (1 / 3)).times(a, plus=a + 1.0) * compiled.exp(-a)
+    return (a * (1 / 3)).times(a, plus=a + 1.0) * exp(-a)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from daskrr.kernels.base import Columns, Kernel
-from daskrr.kernels.common import Array, as_rows
+from daskrr.kernels.common import Array, as_rows, contiguous
+from daskrr.kernels.device import here
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ class Weighted(Kernel):
         return self.part.needs_targets
 
     @property
+    def takes_gpu_arrays(self) -> bool:
+        """As the kernel itself."""
+        return self.part.takes_gpu_arrays
+
+    @property
     def landmark_copies(self) -> int:
         """Those of the kernel itself, and the landmarks without their factors."""
         return 1 + self.part.landmark_copies
@@ -69,9 +75,9 @@ class Weighted(Kernel):
         return Columns(self._fill, self.part._columns(np.ascontiguousarray(Z[:, :-1]), dtype), Z[:, -1].astype(dtype))
 
     def _fill(self, part: Columns, factors: Array, X: Array, out: Array) -> None:
-        part(np.ascontiguousarray(X[:, :-1]), out)
+        part(contiguous(X[:, :-1]), out)
         np.multiply(out, X[:, -1:].astype(out.dtype), out=out)
-        np.multiply(out, factors, out=out)
+        np.multiply(out, here(factors), out=out)
 
 
 def unweighted(kernel: Kernel) -> Kernel:

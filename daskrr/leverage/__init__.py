@@ -34,6 +34,7 @@ def leverage_scores(
     missing_chunks: str = "refuse",
     block_rows: int | None = None,
     sample_weight: Any = None,
+    device: str | None = None,
     progress: Reporter | bool | None = None,
 ) -> LeverageResult:
     """Nyström approximation of the λ-ridge leverage scores of the rows of X, with certified intervals.
@@ -81,6 +82,9 @@ def leverage_scores(
         (n,) above zero, or one number for all rows: a weight m counts a row as m repeats of it would, and the score of
         the row is that of one of them. The ridge adds λ·Σw then, the weighted sum of the scores is the effective
         dimension, and rows that repeat can be merged before they are scored. With weights below 1 a score may exceed 1.
+    device
+        What workers compute on: ``"cpu"``, ``"cuda"`` for GPUs of NVIDIA, which all workers must have then, or
+        ``"auto"`` for GPUs where all have one. None is what Dask's configuration has as ``daskrr.device``.
     progress
         None: a bar on a terminal, a widget in a notebook; False: nothing; or a function that receives every event.
 
@@ -113,6 +117,7 @@ def leverage_scores(
         missing_chunks=missing_chunks,
         block_rows=block_rows,
         sample_weight=sample_weight,
+        device=device,
     )
     return compute(problem, progress)
 

@@ -9,11 +9,14 @@ import numpy as np
 from dask.utils import format_bytes, format_time
 
 from daskrr.errors import DoesNotFit, printable
+from daskrr.kernels import cuda
+from daskrr.machine import Gpu
 from daskrr.numerics.blas import one_thread
 from daskrr.numerics.pass1 import chain_rows
 from daskrr.numerics.tiles import PANEL_BYTES, panel_rows, tile_rows
 from daskrr.nystrom.workload import Workload
 from daskrr.runtime.blocks import block_rows
+from daskrr.runtime.devices import CPU, PROCESSOR, Choice
 from daskrr.runtime.executors import LEAST_WITH_ROWS, ClusterExecutor, Executor, window_size
 from daskrr.runtime.map_blocks import spans_of
 from daskrr.runtime.rows import JoinedRows, Rows, ZarrRows
@@ -61,6 +64,8 @@ class Plan:
         What each worker's memory limit must be, so that Dask does not start to spill.
     scheduler_bytes
         Peak of the p × p algebra where it runs.
+    device, gpu, gpu_bytes
+        What tasks compute on, the name of the GPU, if it is one, and the peak of its memory.
     """
 
     origin: str
@@ -81,6 +86,9 @@ class Plan:
     worker_bytes: int
     memory_limit: int
     scheduler_bytes: int
+    device: str = CPU
+    gpu: str = ""
+    gpu_bytes: int = 0
 
     def seconds(self, flops_per_second: float | None = None) -> float:
         """Expected time at the matrix-multiply speed of this machine (measured now), on all worker threads."""
@@ -121,6 +129,8 @@ class Plan:
             ),
             ("scheduler", f"peak {format_bytes(self.scheduler_bytes)} for the p × p algebra"),
         ]
+        if self.gpu:
+            rows.append(("GPU", f"peak {format_bytes(self.gpu_bytes)} on {self.gpu}, one for each worker"))
         return "\n".join(f"{name:>18}  {printable(text)}" for name, text in rows)
 
 
@@ -134,17 +144,19 @@ class Workers:
     limits: dict[str, int]
     apart: bool
     idle_bytes: int = 0
+    device: Choice = PROCESSOR
 
     @classmethod
     def of(cls, executor: Executor) -> "Workers":
         """The workers that ``executor`` has now."""
         if not isinstance(executor, ClusterExecutor):
-            return cls(1, executor.n_threads, executor.n_threads, {}, apart=False)
+            return cls(1, executor.n_threads, executor.n_threads, {}, apart=False, device=executor.device)
         found = executor.client.scheduler_info(n_workers=-1)["workers"]
         threads = [worker["nthreads"] for worker in found.values()]
         limits = {address: worker["memory_limit"] for address, worker in found.items()}
         idle = max((worker["metrics"].get(IDLE_METRIC, 0) for worker in found.values()), default=0)
-        return cls(max(1, len(found)), max(threads, default=1), max(1, sum(threads)), limits, True, idle)
+        each, n_threads = max(threads, default=1), max(1, sum(threads))
+        return cls(max(1, len(found)), each, n_threads, limits, True, idle, executor.device)
 
     @classmethod
     def embedded(cls, n_workers: int) -> "Workers":
@@ -156,9 +168,10 @@ def make_plan(rows: Rows, dtype: np.dtype, work: Workload, wanted_rows: int | No
     """Work out what ``work`` on ``rows`` will cost on ``workers``."""
     n, d = rows.shape
     p = min(work.n_landmarks, n)
-    height = block_rows(work.n_landmarks, rows, wanted_rows)
+    gpu = workers.device.gpu
+    height = block_rows(work.n_landmarks, rows, wanted_rows, on_gpu=gpu is not None)
     n_blocks = -(-n // height)
-    spans = spans_of(rows, height, workers.n_threads, work.pass_flops(d), work.sum_bytes)
+    spans = spans_of(rows, height, workers, work.pass_flops(d), work.sum_bytes)
     sampled = min(p, n_blocks)
     matrix, landmarks = 8 * p * p, 8 * p * d
     carried = 0 if isinstance(rows, ZarrRows) else rows.nbytes * 3
@@ -174,7 +187,7 @@ def make_plan(rows: Rows, dtype: np.dtype, work: Workload, wanted_rows: int | No
         n_landmarks=work.n_landmarks,
         dtype=str(dtype),
         block_rows=height,
-        tile_rows=tile_rows(p),
+        tile_rows=tile_rows(p) if gpu is None else cuda.tile_rows(p, gpu.memory),
         n_blocks=n_blocks,
         n_tasks=len(spans) * (2 * work.passes + 3 * work.weighs_rows) + sampled + 6,
         n_threads=workers.n_threads,
@@ -186,6 +199,9 @@ def make_plan(rows: Rows, dtype: np.dtype, work: Workload, wanted_rows: int | No
         worker_bytes=worker,
         memory_limit=int(worker / USABLE_SHARE),
         scheduler_bytes=matrices * matrix + SCHEDULER_LANDMARKS * landmarks,
+        device=workers.device.name,
+        gpu="" if gpu is None else gpu.name,
+        gpu_bytes=0 if gpu is None else memory.gpu_bytes(gpu),
     )
 
 
@@ -209,6 +225,12 @@ class _Memory:
         held = self._factors + self._landmarks * WORKER_LANDMARKS + kept // self.workers.n_workers
         idle = max(IDLE_WORKER_BYTES, self.workers.idle_bytes + KEPT_BYTES)
         return idle + held + max(self._passing, self._comparing)
+
+    def gpu_bytes(self, gpu: Gpu) -> int:
+        """Tiles, sums and chains of the blocks under way; factors and landmarks, as brought and as used."""
+        tiles = 8 * max(cuda.tile_rows(self.p, gpu.memory), cuda.LEAST_TILE_ROWS) * self.p * cuda.TILES_OF_A_THREAD
+        sums = 2 * self.work.n_sums * self._matrix
+        return cuda.BLOCKS_AT_ONCE * (tiles + sums) + 6 * self._matrix + 4 * self._landmarks
 
     @property
     def _matrix(self) -> int:
@@ -234,7 +256,8 @@ class _Memory:
         if len(self.spans) > 1:
             highest = max(span.n_rows for span in self.spans)
             waiting = min(FAN_IN, len(self.spans)) * self.drawn(highest) + 2 * self.drawn(self.rows.n_rows)
-        return self.workers.threads_each * self._thread + waiting + self._travelling
+        at_once = 1 if self.workers.device.gpu is None else cuda.BLOCKS_AT_ONCE
+        return self.workers.threads_each * at_once * self._thread + waiting + self._travelling
 
     @property
     def _thread(self) -> int:
@@ -247,7 +270,7 @@ class _Memory:
         """
         work = self.work
         n_bytes = self.dtype.itemsize * (1 if work.n_ridges == 1 else 2) + (8 if self.dtype == np.float32 else 0)
-        tile = min(tile_rows(self.p), self.height) * self.p * n_bytes
+        tile = min(tile_rows(self.p), self.height) * self.p * n_bytes if self.workers.device.gpu is None else 0
         highest = max(self.spans, key=lambda span: span.n_rows)
         sums = (3 + highest.level + (self.height > chain_rows(self.p))) * work.n_sums * self._matrix
         per_row = 8 * self.height * (16 + 8 * (work.n_ridges - 1)) + 16 * highest.n_rows
@@ -289,13 +312,19 @@ class _Memory:
 
 
 def check_fits(plan: Plan, workers: Workers) -> None:
-    """Refuse a plan that does not fit the memory limit of some worker.
+    """Refuse a plan that does not fit the memory limit of some worker, or its GPU.
 
     Raises
     ------
     DoesNotFit
         With the bytes needed and what to change.
     """
+    gpu = workers.device.gpu
+    if gpu is not None and (plan.tile_rows == 0 or plan.gpu_bytes > gpu.memory):
+        raise DoesNotFit(
+            f"{plan.n_landmarks} landmarks need {plan.gpu_bytes / 2**20:.0f} MiB of GPU memory, and a {gpu.name} has "
+            f"{gpu.memory / 2**20:.0f} MiB. Use fewer landmarks, or device='cpu'."
+        )
     tight = {address: limit for address, limit in workers.limits.items() if limit and limit < plan.memory_limit}
     if tight:
         address, limit = min(tight.items(), key=lambda item: item[1])

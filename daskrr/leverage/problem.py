@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from daskrr.errors import InvalidParameter, check_positive
-from daskrr.kernels import as_kernel
+from daskrr.kernels import Kernel, as_kernel
 from daskrr.kernels.weighted import Weighted, unweighted
 from daskrr.leverage.pilot import pilot
 from daskrr.leverage.plan import Plan, Workers, make_plan
@@ -22,6 +22,7 @@ from daskrr.nystrom.row_weights import open_weights
 from daskrr.nystrom.sampling import Drawing, Sampling, as_sampling
 from daskrr.nystrom.strategies import Certify, Tolerance, as_certify, as_landmarks
 from daskrr.nystrom.workload import Workload
+from daskrr.runtime.devices import Choice
 from daskrr.runtime.executors import Executor, executor
 from daskrr.runtime.map_blocks import spans_of
 from daskrr.runtime.rows import JoinedRows, Rows, open_rows
@@ -41,8 +42,8 @@ class Problem:
         How many: a number, a tolerance, or None where row numbers say it.
     random_state, seed
         As asked for, and what all draws begin with.
-    block_rows
-        Rows of a block as asked for.
+    block_rows, device
+        Rows of a block, and what to compute on, as asked for.
     ledger
         What the audits of the job so far have spent.
     """
@@ -61,6 +62,7 @@ class Problem:
     workload: Workload
     plan: Plan
     executor: Executor
+    device: str | None = None
     began: float = field(default_factory=time.perf_counter)
 
     @property
@@ -104,7 +106,7 @@ class Problem:
     def spans(self, cut_at: int = 0) -> list[Span]:
         """What each task works on, on the workers that there are now; see :func:`daskrr.runtime.tree.cut`."""
         flops, sum_bytes = self.workload.pass_flops(self.rows.shape[1]), self.workload.sum_bytes
-        return spans_of(self.rows, self.plan.block_rows, self.executor.n_threads, flops, sum_bytes, cut_at)
+        return spans_of(self.rows, self.plan.block_rows, self.executor, flops, sum_bytes, cut_at)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -123,7 +125,9 @@ class Problem:
     def afresh(self, seed: int | None = None) -> "Problem":
         """The same problem for one more run, on the workers that there are now, whose draws begin with ``seed``."""
         name = uuid.uuid4().hex
-        again = replace(self, name=name, executor=executor(name), seed=self.seed if seed is None else seed)
+        where = executor(name, self.device)
+        _check_device(self.settings.kernel, where.device)
+        again = replace(self, name=name, executor=where, seed=self.seed if seed is None else seed)
         return replace(again.planned(Workers.of(again.executor)), began=time.perf_counter())
 
     def planned(self, workers: Workers) -> "Problem":
@@ -151,6 +155,7 @@ def state_problem(
     missing_chunks: str = "refuse",
     block_rows: int | None = None,
     sample_weight: Any = None,
+    device: str | None = None,
 ) -> Problem:
     """Check every argument of :func:`daskrr.leverage_scores` and make the plan.
 
@@ -182,7 +187,8 @@ def state_problem(
         certain = certain or Certify()
     work = _workload(kernel, drawn, wanted, rows.n_rows, len(ridges), certain)
     name = uuid.uuid4().hex
-    where = executor(name)
+    where = executor(name, device)
+    _check_device(kernel, where.device)
     plan = make_plan(rows, tiles, work, block_rows, Workers.of(where))
     settings = Settings(
         kernel=kernel,
@@ -209,6 +215,7 @@ def state_problem(
         workload=work,
         plan=plan,
         executor=where,
+        device=device,
     )
 
 
@@ -235,6 +242,14 @@ def _check_dtype(dtype: DTypeLike) -> np.dtype:
     if tiles not in (np.dtype(np.float64), np.dtype(np.float32)):
         raise InvalidParameter(f"dtype must be 'float64' or 'float32', got {dtype!r}")
     return tiles
+
+
+def _check_device(kernel: Kernel, device: Choice) -> None:
+    if device.gpu is not None and not kernel.takes_gpu_arrays:
+        raise InvalidParameter(
+            f"{unweighted(kernel)!r} is a function that does not say whether it takes CuPy arrays, and device is "
+            f"{device.name!r}. If it does, give it an attribute takes_cupy = True; otherwise use device='cpu'."
+        )
 
 
 def _check_finds_number(sampling: Sampling) -> None:

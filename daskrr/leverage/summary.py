@@ -16,7 +16,6 @@ from daskrr.kernels.weighted import unweighted
 from daskrr.leverage.problem import Problem
 from daskrr.leverage.result import LeverageResult
 from daskrr.leverage.writing import as_given
-from daskrr.numerics.tiles import tile_rows
 from daskrr.nystrom.certificate import Certificate
 from daskrr.nystrom.factors import Ridged, Whitened
 from daskrr.nystrom.first_pass import FirstPass, Settings
@@ -82,9 +81,10 @@ def _parameters(problem: Problem, sketch: NystromSketch) -> dict[str, Any]:
         "failure_probability": problem.failure_probability,
         "random_state": problem.seed,
         "dtype": str(sketch.dtype),
+        "device": problem.executor.device.name,
         "missing_chunks": problem.missing_chunks,
         "block_rows": problem.plan.block_rows,
-        "tile_rows": tile_rows(sketch.rank),
+        "tile_rows": problem.plan.tile_rows,
     }
 
 

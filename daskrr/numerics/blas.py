@@ -2,7 +2,8 @@
 
 SciPy's own wrappers hold the GIL for the whole call, which freezes a scheduler's event loop and a worker's
 heartbeat. The same routines are exported by ``scipy.linalg.cython_blas`` and ``cython_lapack``; a ctypes
-call to them releases it. This is the only module that knows the array library.
+call to them releases it. Tiles may be arrays of another device (:mod:`daskrr.kernels.device`), whose own routines are
+called then; factors are brought there.
 
 All matrices are C-contiguous. A row-major lower triangle is Fortran's upper one, hence ``"U"`` throughout.
 """
@@ -20,8 +21,8 @@ import scipy.linalg.cython_lapack as cython_lapack
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
-from daskrr.kernels import compiled
-from daskrr.kernels.compiled import Lanes
+from daskrr.kernels import compiled, device
+from daskrr.kernels.lanes import Lanes
 
 _PREFIX = {np.dtype(np.float64): "d", np.dtype(np.float32): "s"}
 _SCALAR = {np.dtype(np.float64): ctypes.c_double, np.dtype(np.float32): ctypes.c_float}
@@ -161,8 +162,12 @@ def multiply_rows(A: NDArray, B: NDArray) -> None:
     m, p = B.shape
     if _check_square(A) != p or A.dtype != B.dtype or not B.flags.c_contiguous:
         raise ValueError(f"cannot multiply rows of {B.shape} {B.dtype} by {A.shape} {A.dtype} in place")
-    if m and p:
+    if not m or not p:
+        return
+    if (where := device.home(B)).is_host:
         _call(cython_blas, "trmm", B.dtype, "L", "U", "T", "N", p, m, 1.0, A, p, B, p)
+    else:
+        where.multiply_rows(where.keep(A), B)
 
 
 def add_gram(B: NDArray, G: NDArray) -> None:
@@ -170,8 +175,12 @@ def add_gram(B: NDArray, G: NDArray) -> None:
     m, p = B.shape
     if _check_square(G) != p or G.dtype != B.dtype or not B.flags.c_contiguous:
         raise ValueError(f"cannot add the Gram matrix of {B.shape} {B.dtype} to {G.shape} {G.dtype}")
-    if m and p:
+    if not m or not p:
+        return
+    if (where := device.home(B)).is_host:
         _call(cython_blas, "syrk", B.dtype, "U", "N", p, m, 1.0, B, p, 1.0, G, p)
+    else:
+        where.add_gram(B, G)
 
 
 def add_outer(B: NDArray, x: NDArray, y: NDArray) -> None:
@@ -179,16 +188,18 @@ def add_outer(B: NDArray, x: NDArray, y: NDArray) -> None:
     m, p = B.shape
     if x.shape != (m,) or y.shape != (p,) or not B.flags.c_contiguous:
         raise ValueError(f"cannot add the product of {x.shape} and {y.shape} to {B.shape}")
-    if m and p:
-        x, y = np.ascontiguousarray(x, B.dtype), np.ascontiguousarray(y, B.dtype)
+    if not m or not p:
+        return
+    x, y = np.ascontiguousarray(x, B.dtype), np.ascontiguousarray(y, B.dtype)
+    if (where := device.home(B)).is_host:
         _call(cython_blas, "ger", B.dtype, p, m, 1.0, y, 1, x, 1, B, p)
+    else:
+        B += where.put(x)[:, None] * where.put(y)
 
 
 def row_norms(B: NDArray) -> NDArray[np.float64]:
-    """Squared Euclidean norms of the rows of B (m, p), C-contiguous, summed in float64."""
-    norms = np.empty(len(B))
-    compiled.row_sums(_square, B.dtype, 1)([B], norms)
-    return norms
+    """Squared Euclidean norms of the rows of B (m, p), C-contiguous, summed in float64; always a NumPy array."""
+    return compiled.row_sums(_square, [B])
 
 
 def _square(found: list[Lanes], weight: Any, limit: Any) -> Lanes:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskrr.errors import KernelNotPositive
-from daskrr.kernels.scratch import scratch
+from daskrr.kernels.device import current, scratch
 from daskrr.numerics import blas, reservoir
 from daskrr.numerics.reservoir import Order, Reservoir
 from daskrr.numerics.tiles import (
@@ -149,7 +149,7 @@ class GramSum:
     """
 
     def __init__(self, rank: int) -> None:
-        self._chain = np.zeros((rank, rank))
+        self._chain: NDArray[np.float64] = current().zeros((rank, rank))
         self._before: NDArray[np.float64] | None = None
         self._n_rows = self._longest = self._n_joined = 0
 
@@ -160,20 +160,18 @@ class GramSum:
 
     def add(self, B: NDArray, X: NDArray | None = None, start: int = 0) -> None:
         """Add the rows B (m, r)."""
-        if self._n_rows + len(B) > chain_rows(len(self._chain)):
-            self._end_chain()
-        self._n_rows += len(B)
-        if B.dtype != np.float64:
-            wide = scratch("wide", B.shape, np.float64)
-            np.copyto(wide, B)
-            B = wide
-        blas.add_gram(B, self._chain)
+        longest = chain_rows(len(self._chain))
+        for few in (B[first : first + longest] for first in range(0, len(B), longest)):
+            if self._n_rows + len(few) > longest:
+                self._end_chain()
+            self._n_rows += len(few)
+            blas.add_gram(_widened(few), self._chain)
 
     def matrix(self) -> NDArray[np.float64]:
         """The sum, of which the lower triangle counts; nothing can be added any more."""
         if self._before is not None:
             self._end_chain()
-        return self._chain if self._before is None else self._before
+        return current().get(self._chain if self._before is None else self._before)
 
     def moments(self, first_row: int) -> None:
         """Nothing else is summed."""
@@ -186,6 +184,14 @@ class GramSum:
             self._chain[...] = 0.0
             self._n_joined += 1
         self._longest, self._n_rows = max(self._longest, self._n_rows), 0
+
+
+def _widened(B: NDArray) -> NDArray[np.float64]:
+    if B.dtype == np.float64:
+        return B
+    wide = scratch("wide", B.shape, np.float64)
+    np.copyto(wide, B)
+    return wide
 
 
 def no_less_than_residual(residual: NDArray[np.float64], error: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -250,7 +256,7 @@ def gram_block(
     for piece in reader:
         diagonal, before = whitener.diagonal(piece), reader.n_rows - len(piece)
         tile_residuals = [np.empty(0)]
-        for rows, B in kernel_tiles(whitener.columns, piece, rank, dtype):
+        for rows, _, B in kernel_tiles(whitener.columns, piece, rank, dtype):
             blas.multiply_rows(whitener.inverse, B)
             tile_residuals.append(diagonal[rows] - blas.row_norms(B))
             if sums is not None:
@@ -281,9 +287,9 @@ def gram_block(
 def whitened_rows(whitener: Whitener, X: NDArray) -> NDArray[np.float64]:
     """Rows of B (m, r) of a few rows X (m, d), as pass 1 computes them."""
     B = np.empty((len(X), len(whitener.inverse)))
-    for rows, tile in kernel_tiles(whitener.columns, X, B.shape[1], whitener.inverse.dtype):
+    for rows, _, tile in kernel_tiles(whitener.columns, X, B.shape[1], whitener.inverse.dtype):
         blas.multiply_rows(whitener.inverse, tile)
-        B[rows] = tile
+        B[rows] = current().get(tile)
     return B
 
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from daskrr.errors import CheckFailed, SourceChanged
 from daskrr.kernels import compiled
-from daskrr.kernels.compiled import Lanes
-from daskrr.kernels.scratch import scratch
+from daskrr.kernels.device import current, here, scratch
+from daskrr.kernels.lanes import Lanes
 from daskrr.numerics import blas, bounds
 from daskrr.numerics.bounds import Certainty, Interval, RowFacts
 from daskrr.numerics.pass1 import NO_RESIDUAL, KeptResiduals, Whitener, no_less_than_residual
@@ -46,7 +46,7 @@ class Probe:
     def squares(
         self, X: NDArray, C: NDArray, residual: NDArray[np.float64], error: NDArray[np.float64], first_row: int | None
     ) -> NDArray[np.float64]:
-        """Σ_a E_ia²/w_a (m,) of the rows X (m, d) with kernel columns C, or 0 where no row has a residual.
+        """Σ_a E_ia²/w_a (m,) of the rows X (m, d) with kernel columns C, both on the device, or 0 where none is left.
 
         A row shares nothing with itself; rows without numbers are none of the data, whatever their points.
         """
@@ -55,15 +55,13 @@ class Probe:
         shape = (len(X), len(self.rows))
         values, explained = scratch("probe", shape, C.dtype), scratch("explained", shape, C.dtype)
         fill_tile(self.columns, X, values)
-        np.matmul(C, self.coefficients, out=explained)
+        np.matmul(C, here(self.coefficients), out=explained)
         if first_row is not None:
             itself = np.flatnonzero((self.rows >= first_row) & (self.rows < first_row + len(X)))
-            place = self.rows[itself] - first_row, itself
-            values[place] = explained[place]
-        squares = np.empty(len(X))
-        limits = no_less_than_residual(residual, error)
-        compiled.row_sums(_capped_square, C.dtype, 2)([values, explained], squares, 1.0 / self.weights, limits)
-        return squares
+            for column, row in zip(itself.tolist(), (self.rows[itself] - first_row).tolist(), strict=True):
+                values[row, column] = explained[row, column]
+        weights, limits = (current().put(one) for one in (1.0 / self.weights, no_less_than_residual(residual, error)))
+        return compiled.row_sums(_capped_square, [values, explained], weights, limits)
 
     def shared(
         self, squares: NDArray[np.float64], residual: NDArray[np.float64], error: NDArray[np.float64]
@@ -92,9 +90,10 @@ class Leading:
 
     def sums(self, C: NDArray, shift: float) -> NDArray[np.float64]:
         """Σ_j z_j²/(S_j + n·λ) and Σ_j z_j² S_j/(S_j + n·λ)² (m, 2) of rows with kernel columns C."""
-        squares = np.square(C @ self.coordinates.T, dtype=np.float64)
+        squares = np.square(C @ here(self.coordinates).T, dtype=np.float64)
         whole = self.eigenvalues + shift
-        return squares @ np.column_stack([1.0 / whole, self.eigenvalues / whole**2])
+        weights = np.column_stack([1.0 / whole, self.eigenvalues / whole**2])
+        return current().get(squares @ current().put(weights))
 
     def captured(
         self, sums: NDArray[np.float64], scores: NDArray[np.float64], shift: float, error: float
@@ -176,9 +175,9 @@ class Scorer:
         *triangular, rotation = self.factors
         for factor in triangular:
             blas.multiply_rows(factor, C)
-        squares = np.matmul(C, rotation.T, out=scratch("rotated", C.shape, C.dtype))
+        squares = np.matmul(C, here(rotation).T, out=scratch("rotated", C.shape, C.dtype))
         np.multiply(squares, squares, out=squares)
-        return (squares @ self.readings).astype(np.float64, copy=False), sums
+        return current().get((squares @ here(self.readings)).astype(np.float64, copy=False)), sums
 
 
 @dataclass(frozen=True)
@@ -295,7 +294,7 @@ def _whiten_and_score(
     for piece in reader:
         start = first_row + reader.n_rows - len(piece)
         residual = np.array(whitener.diagonal(piece), np.float64)
-        for rows, B in kernel_tiles(whitener.columns, piece, len(whitener.inverse), whitener.inverse.dtype):
+        for rows, _, B in kernel_tiles(whitener.columns, piece, len(whitener.inverse), whitener.inverse.dtype):
             blas.multiply_rows(whitener.inverse, B)
             residual[rows] -= blas.row_norms(B)
         check_overflow(residual, start)
@@ -319,11 +318,11 @@ def _read_tiles(scorer: Scorer, X: NDArray, residual: NDArray, error: NDArray, f
     """All that takes the kernel columns of the rows X (m, d), tile by tile."""
     rank, dtype = scorer.factors[0].shape[1], scorer.factors[0].dtype
     found = []
-    for rows, C in kernel_tiles(scorer.columns, X, rank, dtype):
+    for rows, points, C in kernel_tiles(scorer.columns, X, rank, dtype):
         number = None if first_row is None else first_row + rows.start
         probe = subset = np.empty((len(C), 0))
         if scorer.probe is not None:
-            probe = scorer.probe.squares(X[rows], C, residual[rows], error[rows], number)
+            probe = scorer.probe.squares(points, C, residual[rows], error[rows], number)
         if scorer.subset is not None:
             subset = scorer.subset.norms(C)
         products, leading = scorer.read(C)

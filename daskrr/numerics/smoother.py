@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskrr.errors import InvalidData
-from daskrr.kernels.scratch import scratch
+from daskrr.kernels.device import current, here, scratch
 from daskrr.numerics import blas
 from daskrr.numerics.pass1 import clear_residual
 from daskrr.numerics.ridge import GramSpectrum
@@ -51,8 +51,8 @@ def predict_block(predictor: Predictor, pieces: Pieces, first_row: int) -> NDArr
     rank, n_targets = predictor.coefficients.shape
     predictions = [np.empty((0, n_targets))]
     for piece in BlockReader(pieces, first_row):
-        for _, C in kernel_tiles(predictor.columns, piece, rank, F64):
-            predictions.append(C @ predictor.coefficients + predictor.intercept)
+        for _, _, C in kernel_tiles(predictor.columns, piece, rank, F64):
+            predictions.append(current().get(C @ here(predictor.coefficients)) + predictor.intercept)
             check_overflow(predictions[-1], first_row)
     return np.concatenate(predictions)
 
@@ -145,7 +145,7 @@ def smoothed_tiles(smoother: Smoother, pieces: Pieces, first_row: int) -> Iterat
     reader = BlockReader(pieces, first_row)
     for piece in reader:
         X, weights = with_weights(piece, smoother.weighted)
-        for rows, C in kernel_tiles(smoother.columns, X, rank, dtype):
+        for rows, _, C in kernel_tiles(smoother.columns, X, rank, dtype):
             start = reader.n_rows - len(piece) + rows.start
             found = _smoothed(smoother, (coefficients, unit), readings, X[rows], weights[rows], C, start)
             check_overflow(found.variance, first_row)
@@ -173,15 +173,16 @@ def _smoothed(
     for factor in triangular:
         blas.multiply_rows(factor, C)
     explained = blas.row_norms(C) if triangular else None
-    Z = np.matmul(C, rotation.T, out=scratch("rotated", (len(X), len(rotation)), C.dtype))
+    device, Z = current(), scratch("rotated", (len(X), len(rotation)), C.dtype)
+    np.matmul(C, here(rotation).T, out=Z)
     if explained is None:
         explained = blas.row_norms(Z)
-    Z -= spectrum.centre.astype(Z.dtype)
+    Z -= device.put(spectrum.centre.astype(Z.dtype))
     coefficients, unit = scaled
-    fitted = unit * (Z @ coefficients).astype(np.float64, copy=False)
+    fitted = unit * device.get(Z @ here(coefficients)).astype(np.float64, copy=False)
     fitted = fitted.reshape(len(X), len(shifts), len(spectrum.target_mean)) + spectrum.target_mean
     np.multiply(Z, Z, out=Z)
-    products = (Z @ readings).astype(np.float64, copy=False)
+    products = device.get(Z @ here(readings)).astype(np.float64, copy=False)
     own, square = products[:, : len(shifts)] + spectrum.constant, products[:, len(shifts) : -1] + spectrum.constant
     prior = smoother.diagonal(X)
     unexplained = clear_residual(prior - explained, smoother.residual_error * prior)[:, None]

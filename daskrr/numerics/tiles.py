@@ -1,8 +1,9 @@
 """What one worker does to one block of rows, tile by tile: pure functions, no Dask.
 
 A block arrives as an iterable of *pieces*, each a NumPy array of some of its rows in order (one decoded input
-chunk, say). Pieces are cut into tiles whose height depends on the number of landmarks alone, because it changes
-bits. A tile of kernel columns is computed in panels that stay in cache, then transformed in place.
+chunk, say). Pieces are cut into tiles whose height depends on the number of landmarks and the device alone, because it
+changes bits. A tile of kernel columns is computed on the device, on a processor in panels that stay in cache, then
+transformed in place.
 """
 
 import sys
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskrr.errors import InvalidData
-from daskrr.kernels.scratch import scratch
+from daskrr.kernels.device import current, home, scratch
 
 Columns = Callable[[NDArray, NDArray], None]
 Diagonal = Callable[[NDArray], NDArray]
@@ -37,7 +38,9 @@ LEGAL_OVERFLOW = np.errstate(over="ignore", invalid="ignore")
 
 
 def tile_rows(n_columns: int) -> int:
-    """Rows of a tile, a power of two and a function of the number of landmarks alone."""
+    """Rows of a tile, a power of two and a function of the number of landmarks and the device alone."""
+    if (wished := current().tile_rows(n_columns)) is not None:
+        return wished
     p = max(n_columns, 1)
     rows = max(TILE_ELEMENTS // p, min(WORTHWHILE_ROWS, int(TILE_FLOPS / p**2)))
     return max(32, 1 << (min(rows, 4096).bit_length() - 1))
@@ -108,20 +111,25 @@ def check_finite(piece: NDArray, first_row: int, name: str = "the input") -> Non
 
 
 def fill_tile(columns: Columns, X: NDArray, tile: NDArray) -> None:
-    """Fill ``tile`` (m, p) with the kernel columns of the rows X (m, d), panel by panel."""
-    height = panel_rows(*tile.shape[1:], *X.shape[1:])
+    """Fill ``tile`` (m, p) with the kernel columns of the rows X (m, d), both on one device, panel by panel."""
+    height = panel_rows(*tile.shape[1:], *X.shape[1:]) if home(tile).is_host else max(1, len(X))
     for start in range(0, len(X), height):
         columns(X[start : start + height], tile[start : start + height])
 
 
-def kernel_tiles(columns: Columns, X: NDArray, n_columns: int, dtype: np.dtype) -> Iterator[tuple[slice, NDArray]]:
-    """Which of the rows X (m, d), and their kernel columns, in memory that is used again for the next of them."""
-    height = tile_rows(n_columns)
+def kernel_tiles(
+    columns: Columns, X: NDArray, n_columns: int, dtype: np.dtype
+) -> Iterator[tuple[slice, NDArray, NDArray]]:
+    """Which of the rows X (m, d), these rows on the device, and their kernel columns there.
+
+    The columns are in memory that is used again for the next of them.
+    """
+    height, device = tile_rows(n_columns), current()
     for start in range(0, len(X), height):
         rows = slice(start, min(start + height, len(X)))
-        C = scratch("tile", (rows.stop - start, n_columns), dtype)
-        fill_tile(columns, X[rows], C)
-        yield rows, C
+        C, there = scratch("tile", (rows.stop - start, n_columns), dtype), device.put(X[rows])
+        fill_tile(columns, there, C)
+        yield rows, there, C
 
 
 def check_overflow(values: NDArray, first_row: int) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from daskrr.errors import InvalidData, PoisonBlock
 from daskrr.kernels import Kernel
+from daskrr.kernels.device import current
 from daskrr.kernels.weighted import Weighted
 from daskrr.numerics import blas
 from daskrr.numerics.factorize import check_resolution, kernel_error
@@ -91,12 +92,13 @@ def landmark_inputs(
     np.fill_diagonal(W, kernel.diagonal(X))
     if not np.isfinite(W).all():
         raise InvalidData("the kernel of the landmarks is not finite: it overflows. Scale the features down.")
-    tile = np.empty(W.shape, dtype)
-    fill_tile(kernel.columns(X, dtype), X, tile)
+    device = current()
+    tile = device.empty(W.shape, dtype)
+    fill_tile(kernel.columns(X, dtype), device.put(X), tile)
     return LandmarkMatrix(
         W=W,
         X=X,
-        error=kernel_error(tile, W, dtype),
+        error=kernel_error(device.get(tile), W, dtype),
         penalty=penalty,
         middle=_middle_column(kernel, X, W) if intercept else None,
     )

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskrr.kernels import Kernel
+from daskrr.kernels.device import Companions
 from daskrr.kernels.weighted import Weighted
 from daskrr.numerics.bounds import Certainty
 from daskrr.numerics.factorize import residual_error
@@ -27,10 +28,15 @@ from daskrr.nystrom.factors import ProbeRows, TileFactors
 from daskrr.runtime import telemetry
 from daskrr.runtime.rows import pieces
 
+# What tasks make of factors that stay with their worker, once for all of them.
+_MADE = Companions()
+
 
 def columns_of(landmarks: NDArray[np.float64], kernel: Kernel, dtype: np.dtype) -> Columns:
     """The kernel columns of the landmarks."""
-    return kernel.columns(landmarks, dtype) if len(landmarks) else _no_columns
+    if not len(landmarks):
+        return _no_columns
+    return _MADE.of(landmarks, (kernel, dtype), lambda: kernel.columns(landmarks, dtype))
 
 
 def _no_columns(X: NDArray, out: NDArray) -> None:
@@ -39,8 +45,10 @@ def _no_columns(X: NDArray, out: NDArray) -> None:
 
 def _cast(factor: NDArray[np.float64], dtype: np.dtype) -> NDArray:
     """A factor in the dtype of the tiles; what overflows there is found in the first block."""
+    if factor.dtype == dtype:
+        return factor
     with np.errstate(over="ignore"):
-        return factor.astype(dtype, copy=False)
+        return _MADE.of(factor, dtype, lambda: factor.astype(dtype))
 
 
 def whitener_of(payload: TileFactors, kernel: Kernel, dtype: np.dtype) -> Whitener:
@@ -75,7 +83,11 @@ class Reading:
             shifts=shifts,
             residual_error=residual_error(payload.n_landmarks, payload.kernel_error),
             probe=None if probe is None else Probe(
-                kernel.columns(probe.X, dtype), _cast(probe.coefficients, dtype), probe.rows, probe.weights, probe.scale
+                columns=columns_of(probe.X, kernel, dtype),
+                coefficients=_cast(probe.coefficients, dtype),
+                rows=probe.rows,
+                weights=probe.weights,
+                scale=probe.scale,
             ),
             leading=None if leading is None else Leading(_cast(leading[0], dtype), *leading[1:]),
             subset=Subset(tuple(_cast(one, dtype) for one in subset), self.landmark_rows) if subset else None,

@@ -27,7 +27,6 @@ from daskrr.nystrom.factors import ProbeRows, TileFactors, new_rows
 from daskrr.nystrom.landmarks import Landmarks
 from daskrr.nystrom.reading import BeginSums, Reading, gram_task, new_rows_task, quantity, score_task
 from daskrr.nystrom.saving import Arrays
-from daskrr.runtime.blocks import block_rows
 from daskrr.runtime.executors import Executor
 from daskrr.runtime.likeness import check_likeness
 from daskrr.runtime.map_blocks import BlockMap, Run, map_blocks
@@ -197,7 +196,7 @@ class NystromSketch:
 
     def _evaluate(self, X_new: Any, name: str) -> da.Array:
         rows = self.open_new_rows(X_new)
-        run = Run.over(rows, block_rows(max(self.rank, 1), rows))
+        run = Run.of_columns(rows, max(self.rank, 1))
         shared = self.held(run.executor) if isinstance(self.algebra, InProcess) else self._to_be_fetched
         single = self.single or name == "residual"
         found = self.map_new_rows(run, shared, partial(quantity, name)).lazy(1 if single else len(self.ridges))

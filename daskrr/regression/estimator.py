@@ -18,7 +18,6 @@ from daskrr.leverage.problem import Problem, state_problem
 from daskrr.nystrom.factors import whitener
 from daskrr.nystrom.row_weights import is_lazy
 from daskrr.nystrom.strategies import Certify, as_certify
-from daskrr.runtime.blocks import block_rows
 from daskrr.runtime.likeness import check_likeness
 from daskrr.runtime.map_blocks import Run, map_blocks
 from daskrr.runtime.rows import Rows, ZarrRows, open_rows, viewed
@@ -166,7 +165,7 @@ class SketchedEstimator(BaseEstimator):
         if all(one.in_memory for one in sources):
             first, *others = (one.source(0, rows.n_rows) for one in sources)
             return work(place.fetch(pick), first, 0, *others)
-        run = Run.over(rows, block_rows(max(1, rank), rows))
+        run = Run.of_columns(rows, max(1, rank))
         payload = held(place, pick, run.executor) if isinstance(place, InProcess) else place.payload(pick)
         return map_blocks(run, name, work, *sources, shared=[payload]).lazy(n_columns)
 

@@ -40,7 +40,6 @@ from daskrr.regression.fitting import FREQUENCY, PRECISION, Deviation, FitSums, 
 from daskrr.regression.learning import stand_in
 from daskrr.regression.persistence import PREDICTIONS, write_model
 from daskrr.regression.plotting import RegressionPictures
-from daskrr.runtime.blocks import block_rows
 from daskrr.runtime.inputs import readable
 from daskrr.runtime.likeness import check_likeness
 from daskrr.runtime.map_blocks import BlockMap, Run, map_blocks
@@ -306,7 +305,7 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
 
     def _map(self, name: str, pick: Pick, work: Callable[..., Any], *rows: Rows, report: Reporter = silent) -> BlockMap:
         """``work`` on blocks of rows, with a payload of the fitted factors."""
-        run = Run.over(rows[0], block_rows(max(1, self._facts.rank), rows[0]), report)
+        run = Run.of_columns(rows[0], max(1, self._facts.rank), report)
         return map_blocks(run, name, work, *rows, shared=[held(self._algebra, pick, run.executor)])
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
@@ -340,7 +339,7 @@ class KernelRidgeModel(RegressorMixin, SketchedEstimator):
             rows = self._new_rows(X, already_scaled)
             n_targets = self._facts.n_targets
             shape = (rows.n_rows,) if self._facts.single else (rows.n_rows, n_targets)
-            height = block_rows(max(1, self._facts.rank), rows)
+            height = Run.of_columns(rows, max(1, self._facts.rank)).height
             names = ["predictions", "standard_errors"] if return_std else ["predictions"]
             store.create(dict.fromkeys(names, shape), height, "target")
             find = self._spread() if return_std else partial(predict_task, self.kernel_)

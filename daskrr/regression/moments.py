@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskrr.errors import InvalidData
+from daskrr.kernels.device import current
 from daskrr.numerics import blas
 from daskrr.numerics.pass1 import GramSum
 from daskrr.numerics.reservoir import Order
@@ -80,10 +81,10 @@ class Targets:
         found = np.column_stack([np.ones(len(X)), self.values[start : start + len(X)]])
         return found * X[:, -1:].astype(np.float64) if self.weighted else found
 
-    def groups(self, start: int, size: int) -> list[Any]:
-        """Which of ``size`` rows from ``start`` on are summed together."""
+    def groups(self, start: int, size: int) -> list[NDArray[np.intp] | None]:
+        """Which of ``size`` rows from ``start`` on are summed together; None stands for all."""
         if self.folds is None:
-            return [slice(None)]
+            return [None]
         folds = self.folds[start : start + size]
         return [np.flatnonzero(folds == number) for number in range(self.n_folds)]
 
@@ -115,13 +116,13 @@ class TargetSums:
 
     def add(self, B: NDArray, X: NDArray, start: int) -> None:
         """Add the rows B (m, r), which start at ``start`` in their block, to the sums of their folds."""
-        T = self._targets.design(X, start)
+        T, device = self._targets.design(X, start), current()
         if self._targets.row_origin is not None:
             blas.add_outer(B, -T[:, 0], self._targets.row_origin)
         for number, chosen in enumerate(self._targets.groups(start, len(B))):
-            b, t = B[chosen], T[chosen]
+            b, t = B if chosen is None else B[device.put(chosen)], T if chosen is None else T[chosen]
             self._grams[number].add(b)
-            self._features[number] += b.T.astype(np.float64, copy=False) @ t
+            self._features[number] += device.get(b.T.astype(np.float64, copy=False) @ device.put(t))
             self._products[number] += t.T @ t
 
     def matrix(self) -> NDArray[np.float64]:

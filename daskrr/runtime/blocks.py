@@ -12,6 +12,9 @@ MAX_BLOCK_ROWS = 65536
 MAX_BLOCK_BYTES = 128 * 2**20
 ROWS_PER_LANDMARK = 8
 
+# A GPU has done with a block before a processor has read it, unless it is a large one.
+GPU_BLOCK_ROWS = 2**17
+
 # A byte is decoded in about the time of 50 flops, and may take a twentieth of a block's time.
 FLOPS_PER_DECODED_BYTE = 1000
 
@@ -30,8 +33,8 @@ class Block:
         return self.stop - self.start
 
 
-def block_rows(n_landmarks: int, rows: Rows, wanted: int | None = None) -> int:
-    """Rows of a block, chosen by the number of landmarks and the input's chunks, never by n or the workers.
+def block_rows(n_landmarks: int, rows: Rows, wanted: int | None = None, on_gpu: bool = False) -> int:
+    """Rows of a block, chosen by the device, the number of landmarks and the input's chunks, never by n or the workers.
 
     Whole chunks where they are small. A large chunk is shared by several blocks, each of which decodes it anew, as long
     as that costs little beside its work: a few large chunks would leave workers idle at the end of a pass.
@@ -40,7 +43,7 @@ def block_rows(n_landmarks: int, rows: Rows, wanted: int | None = None) -> int:
     if wanted is None:
         by_flops = min(MAX_BLOCK_ROWS, int(BLOCK_FLOPS / n_landmarks**2))
         wanted = min(max(by_flops, ROWS_PER_LANDMARK * n_landmarks), MAX_BLOCK_ROWS // 2)
-        wanted = 1 << (wanted - 1).bit_length()
+        wanted = GPU_BLOCK_ROWS if on_gpu else 1 << (wanted - 1).bit_length()
         wanted = max(1, min(wanted, MAX_BLOCK_BYTES // rows.row_bytes))
         worth_decoding = FLOPS_PER_DECODED_BYTE * unit * rows.row_bytes / (2 * n_landmarks**2)
         wanted = max(wanted, min(unit, int(worth_decoding)))

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future as LocalFuture
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import dask
@@ -19,6 +20,7 @@ from dask.delayed import Delayed
 from dask.system import cpu_count
 
 from daskrr.errors import DaskrrError, PoisonBlock, SourceUnreachable
+from daskrr.runtime.devices import PROCESSOR, Choice, call_on, choose
 from daskrr.runtime.futures import GOES_ON, Flights, PendingTask, Watch, check_condition, reachable
 from daskrr.runtime.rows import Rows
 from daskrr.runtime.sealing import call_sealed, call_unsealed, constant, seal
@@ -54,6 +56,7 @@ class Executor(Protocol):
     """Where tasks run; a *handle* stands for a result that need not be in this process."""
 
     workers: dict[str, Any]
+    device: Choice
 
     @property
     def n_threads(self) -> int:
@@ -96,8 +99,9 @@ class Executor(Protocol):
 class LocalExecutor:
     """Runs tasks on threads of this process; handles are the results themselves."""
 
-    def __init__(self) -> None:
-        self.n_threads = cpu_count()
+    def __init__(self, device: Choice = PROCESSOR) -> None:
+        self.n_threads = cpu_count() if device.gpu is None else 1
+        self.device = device
         self.workers: dict[str, Any] = {}
 
     def window(
@@ -125,7 +129,8 @@ class LocalExecutor:
 
     def apply(self, name: str, function: Callable, *handles: Any) -> Any:
         """Call the function."""
-        return function(*(_compute_here(one) if isinstance(one, Delayed) else one for one in handles))
+        given = [_compute_here(one) if isinstance(one, Delayed) else one for one in handles]
+        return call_on(self.device.name, function, *given)
 
     def apply_all(self, name: str, function: Callable, arguments: Sequence[Sequence[Any]]) -> list[Any]:
         """Call the function for each."""
@@ -152,7 +157,7 @@ class LocalExecutor:
 
     def check(self, rows: Rows) -> None:
         """This process has opened the rows already."""
-        self.workers = describe([facts()])
+        self.workers = describe([facts()], self.device)
 
 
 def _compute_here(one: Delayed) -> Any:
@@ -162,8 +167,8 @@ def _compute_here(one: Delayed) -> Any:
 class ClusterExecutor:
     """Runs tasks on a Dask cluster; handles are futures, and results stay on the workers."""
 
-    def __init__(self, client: distributed.Client, run: str) -> None:
-        self.client, self.run, self.watch = client, run, Watch(client)
+    def __init__(self, client: distributed.Client, run: str, device: Choice = PROCESSOR) -> None:
+        self.client, self.run, self.watch, self.device = client, run, Watch(client), device
         self.workers: dict[str, Any] = {}
         self._counter = itertools.count()
         self._flying: set[PendingTask] = set()
@@ -253,13 +258,16 @@ class ClusterExecutor:
     def apply(self, name: str, function: Callable, *handles: Any) -> Any:
         """Submit the function to where its arguments are."""
         key = f"{name}-{self.run}-{next(self._counter)}"
-        return self.client.submit(call_sealed, seal(function), *handles, key=key, pure=False)
+        return self.client.submit(call_sealed, self._seal(function), *handles, key=key, pure=False)
+
+    def _seal(self, function: Callable) -> bytes:
+        return seal(partial(call_on, self.device.name, function))
 
     def apply_all(self, name: str, function: Callable, arguments: Sequence[Sequence[Any]]) -> list[Any]:
         """Submit the calls in one message."""
         if len(arguments) == 1:
             return [self.apply(name, function, *arguments[0])]
-        sealed = seal(function)
+        sealed = self._seal(function)
         tasks = [call_unsealed(f"{name}-{self.run}-{next(self._counter)}", sealed, *handles) for handles in arguments]
         return self.client.compute(tasks)
 
@@ -294,7 +302,7 @@ class ClusterExecutor:
         SourceUnreachable
             Naming the worker and what it cannot do.
         """
-        self.workers = ask(self.client, rows)
+        self.workers = describe(ask(self.client, rows), self.device)
 
 
 def _in_order(work: Iterator[tuple[Delayed, Any]]) -> Iterator[tuple[Delayed, Any]]:
@@ -329,10 +337,10 @@ def _raise_failure(future: distributed.Future) -> None:
     raise error from (error.__cause__ if isinstance(error, DaskrrError) else None)
 
 
-def executor(run: str) -> LocalExecutor | ClusterExecutor:
-    """The current Dask client's cluster, or this process where there is none."""
+def executor(run: str, device: str | None = None) -> LocalExecutor | ClusterExecutor:
+    """The current Dask client's cluster, or this process where there is none; see :func:`choose` for the device."""
     try:
         client = distributed.get_client()
     except ValueError:
-        return LocalExecutor()
-    return ClusterExecutor(client, run)
+        return LocalExecutor(choose(device, None))
+    return ClusterExecutor(client, run, choose(device, client))

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import dask.array as da
 import numpy as np
@@ -19,7 +19,8 @@ from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 
 from daskrr.errors import PoisonBlock
-from daskrr.runtime.blocks import Block
+from daskrr.runtime.blocks import Block, block_rows
+from daskrr.runtime.devices import CPU, Choice, in_order
 from daskrr.runtime.executors import Executor, batch_size, executor
 from daskrr.runtime.progress import Reporter, Stage, silent
 from daskrr.runtime.rows import Rows, for_one_task, narrowed
@@ -32,6 +33,18 @@ FETCHED_TOGETHER = 64
 
 # Makes what a task returns, of its span and the results of its blocks as they come.
 Reduce = Callable[[Span, Iterator[Any]], Any]
+
+
+class Where(Protocol):
+    """What the size of tasks depends on: an executor, or a plan for one."""
+
+    @property
+    def n_threads(self) -> int:
+        """Threads that tasks run on."""
+
+    @property
+    def device(self) -> Choice:
+        """What they compute on."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +64,19 @@ class Run:
     earlier: Any = None
 
     @classmethod
-    def over(cls, rows: Rows, height: int, report: Reporter = silent, row_flops: float = 0.0) -> "Run":
-        """A run of its own over rows in blocks of ``height``, where Dask computes."""
+    def over(cls, rows: Rows, height: int, report: Reporter = silent) -> "Run":
+        """A run of its own over rows in blocks of ``height``, where Dask computes; on processors, as it does little."""
+        name = uuid.uuid4().hex
+        where = executor(name, CPU)
+        return cls(name, rows, spans_of(rows, height, where), where, report)
+
+    @classmethod
+    def of_columns(cls, rows: Rows, n_landmarks: int, report: Reporter = silent) -> "Run":
+        """A run of its own that computes kernel columns of so many landmarks."""
         name = uuid.uuid4().hex
         where = executor(name)
-        return cls(name, rows, spans_of(rows, height, where.n_threads, row_flops), where, report)
+        height = block_rows(n_landmarks, rows, on_gpu=where.device.gpu is not None)
+        return cls(name, rows, spans_of(rows, height, where), where, report)
 
     @property
     def height(self) -> int:
@@ -64,13 +85,14 @@ class Run:
 
 
 def spans_of(
-    rows: Rows, height: int, n_threads: int, row_flops: float, sum_bytes: int = 0, cut_at: int = 0
+    rows: Rows, height: int, where: Where, row_flops: float = 0.0, sum_bytes: int = 0, cut_at: int = 0
 ) -> list[Span]:
-    """Spans for so many threads, of rows that take some flops each and whose sums take some bytes.
+    """Spans for the threads that there are, of rows that take some flops each and whose sums take some bytes.
 
     What is sent with a task, or made by others for it, is in memory as a whole: such rows have spans of one block.
     """
-    most = blocks_of_a_span(height, row_flops, sum_bytes, n_threads) if rows.is_stored else 1.0
+    n_threads, on_gpu = where.n_threads, where.device.gpu is not None
+    most = blocks_of_a_span(height, row_flops, sum_bytes, n_threads, on_gpu) if rows.is_stored else 1.0
     return cut(rows.n_rows, height, n_threads, most, cut_at)
 
 
@@ -130,7 +152,8 @@ class BlockMap:
     def _tasks(self, reduce: Reduce) -> Iterator[Delayed]:
         """One per span; its rows are read anew, so that no key of a lazy array is shared with another reading."""
         rows = [one.anew(f"{self.key}-{number}") for number, one in enumerate(self.rows)]
-        work = seal(partial(_walk, self.function, reduce, len(self.shared), len(rows)))
+        device = self.run.executor.device.name
+        work = seal(partial(_walk, device, self.function, reduce, len(self.shared), len(rows)))
         for position, span in enumerate(self.spans):
             sources = [one.source(span.start, span.stop) for one in rows]
             given = (*self.shared, *sources, *(items[position] for items in self.each))
@@ -231,21 +254,31 @@ class BlockMap:
 
 
 def _walk(
-    function: Callable[..., Any], reduce: Reduce, n_shared: int, n_rows: int, place: Sequence[int], *given: Any
+    device: str,
+    function: Callable[..., Any],
+    reduce: Reduce,
+    n_shared: int,
+    n_rows: int,
+    place: Sequence[int],
+    *given: Any,
 ) -> Any:
     """What ``reduce`` makes of the function's results on the blocks of a span, on a worker."""
     span = Span(*place)
-    shared, sources = given[:n_shared], [for_one_task(one) for one in given[n_shared : n_shared + n_rows]]
+    shared, sources = given[:n_shared], given[n_shared : n_shared + n_rows]
     each = [_read(items) for items in given[n_shared + n_rows :]]
+    if device == CPU:
+        sources = tuple(map(for_one_task, sources))
 
-    def results() -> Iterator[Any]:
+    def calls() -> Iterator[Callable[[], Any]]:
         for number, block in enumerate(span.blocks):
             first = block.start - span.start
             parts = [narrowed(one, first, first + block.n_rows) for one in sources] if span.n_blocks > 1 else sources
+            if device != CPU:  # its blocks are read side by side, each for itself
+                parts = [for_one_task(one) for one in parts]
             items = (*parts[:1], block.start, *parts[1:], *(one[number] for one in each))
-            yield _for_rows(block, function, *shared, *items)
+            yield partial(_for_rows, block, function, *shared, *items)
 
-    return reduce(span, results())
+    return reduce(span, in_order(device, calls()))
 
 
 def _read(items: Any) -> Any:

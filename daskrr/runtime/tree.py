@@ -22,6 +22,9 @@ SMALLEST = 0.05
 MAX_SPAN_ROWS = 2**17
 MAX_SPANS = 15_000
 
+# Blocks of a GPU are large, and a task computes some of them at a time.
+GPU_SPAN_BLOCKS = FAN_IN**2
+
 # What the sums of the levels of a span may take, and the highest level there is.
 MAX_SUM_BYTES = 2**27
 MAX_LEVEL = 30
@@ -131,11 +134,13 @@ def _alignment(first: int) -> int:
     return level
 
 
-def blocks_of_a_span(height: int, row_flops: float, sum_bytes: int, n_threads: int = 1) -> float:
+def blocks_of_a_span(height: int, row_flops: float, sum_bytes: int, n_threads: int = 1, on_gpu: bool = False) -> float:
     """How many blocks of ``height`` rows one task of so many at a time may work on.
 
     It has one sum for every level in memory, which is why large ones are summed in small spans.
     """
+    if on_gpu:
+        return GPU_SPAN_BLOCKS
     highest = min(MAX_SUM_BYTES // max(sum_bytes, 1), MAX_LEVEL)
     many = n_threads / THREADS_OF_A_SCHEDULER
     flops, rows = SPAN_FLOPS * max(1.0, many), MAX_SPAN_ROWS * max(1.0, 4.0 * many)

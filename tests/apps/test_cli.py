@@ -1055,6 +1055,15 @@ class TestProcesses:
         assert not (tmp_path / "o.zarr").exists()
 
     @pytest.mark.slow
+    def test_a_gpu_that_workers_have_not_is_a_cluster_problem(self, points, tmp_path):
+        done = execute("score", points, tmp_path / "o.zarr", *MODEL, "--workers", 2, "--device", "cuda")
+        assert done.returncode == 3
+        assert "device='cuda' was asked for, and 2 workers have none: tcp://" in done.stderr
+        assert "pip install '.[cuda]'" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert not (tmp_path / "o.zarr").exists()
+
+    @pytest.mark.slow
     def test_the_interrupt_key_leaves_nothing_but_what_to_go_on_with(self, tmp_path):
         write_demo_store(tmp_path / "points.zarr", planted_outliers(400_000), chunk_rows=16_384)
         arguments = [

@@ -13,7 +13,27 @@ from daskrr.apps import clusters
 from daskrr.apps.clusters import managed
 from daskrr.errors import InvalidParameter, SourceUnreachable
 from daskrr.leverage.plan import Workers
+from daskrr.machine import Gpu
 from daskrr.runtime.executors import executor
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu", "expected"),
+    [("cpu", True, clusters.CPU_COUNT), ("cuda", True, 3), ("auto", True, 3), ("auto", False, clusters.CPU_COUNT)],
+)
+def test_local_cluster__has_a_worker_for_each_gpu_it_computes_on(device, gpu, expected, monkeypatch):
+    monkeypatch.setattr(clusters, "usable_gpu", lambda: Gpu("posing", 2**30) if gpu else None)
+    monkeypatch.setattr("daskrr.machine.visible_gpus", lambda: ["0", "1", "2"])
+    with dask.config.set({"daskrr.device": device}):
+        assert clusters._default_workers() == expected
+
+
+def test_device__is_set_as_long_as_the_client_is_there():
+    with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster:
+        with clusters.connect(cluster.scheduler_address, device="auto", echo=lambda line: None):
+            assert config.get("device") == "auto"
+        assert config.get("device") == "cpu"
+
 
 IMAGE = {"image": "somewhere/daskrr"}
 

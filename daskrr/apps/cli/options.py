@@ -74,7 +74,7 @@ GROUPS = {
     "table": ("columns", "id", "response", "missing", "dates", "levels"),
     "regression": ("weights", "weight_meaning", "intercept"),
     "search": ("length_scales", "ridges", "scoring", "folds"),
-    "cluster": ("cluster", "workers", "memory_limit", "tls_ca_file", "tls_cert", "tls_key", "require_tls"),
+    "cluster": ("cluster", "workers", "memory_limit", "device", "tls_ca_file", "tls_cert", "tls_key", "require_tls"),
 }
 
 
@@ -361,6 +361,12 @@ cluster_options = _all_of(
     cluster_option("local"),
     workers_option,
     click.option("--memory-limit", metavar="SIZE", help="Memory of each worker of a local cluster, such as 2GiB."),
+    click.option(
+        "--device",
+        type=click.Choice(["auto", "cpu", "cuda"]),
+        help="What workers compute on: cpu, GPUs of NVIDIA (cuda), or those where all workers have one (auto); what "
+        "Dask's configuration says by default, which is cpu. A local cluster has one worker for each GPU.",
+    ),
     tls_options,
 )
 

@@ -16,10 +16,11 @@ from distributed import Client, LocalCluster, Security
 from distributed.comm.addressing import parse_address
 from distributed.comm.core import CommClosedError
 
-from daskrr import config
+from daskrr import config, machine
 from daskrr.apps.clusters import managed, slurm_runner
 from daskrr.apps.interrupts import deaf_children, held_interrupts
 from daskrr.errors import InvalidParameter, SourceUnreachable
+from daskrr.runtime.devices import CPU, usable_gpu
 from daskrr.runtime.workers import settle_in
 
 log = logging.getLogger("daskrr")
@@ -45,7 +46,8 @@ def local_cluster(
     Parameters
     ----------
     workers
-        Number of single-threaded processes, by default one for each core this process may use.
+        Number of single-threaded processes, by default one for each core this process may use, or for each GPU, if the
+        device that is configured is one.
     memory_limit
         Memory of each worker, such as ``"2GiB"``; by default an equal share of the machine's memory.
     asynchronous
@@ -75,7 +77,7 @@ def local_cluster(
     with nullcontext() if asynchronous else configured, held_interrupts(SECONDS_TO_STOP_STARTING) as came:
         with deaf_children():
             cluster = LocalCluster(
-                n_workers=CPU_COUNT if workers is None else workers,
+                n_workers=_default_workers() if workers is None else workers,
                 threads_per_worker=1,
                 processes=True,
                 memory_limit="auto" if memory_limit is None else memory_bytes(memory_limit),
@@ -92,6 +94,11 @@ def local_cluster(
     return cluster
 
 
+def _default_workers() -> int:
+    computes_on_gpus = config.get("device") != CPU and usable_gpu() is not None
+    return len(machine.visible_gpus()) if computes_on_gpus else CPU_COUNT
+
+
 def dask_setup(worker: Any) -> None:
     """Make a starting worker ready, and have it ignore the interrupt key; Dask calls this for preloaded modules.
 
@@ -99,6 +106,8 @@ def dask_setup(worker: Any) -> None:
     its death. The key reaches every process of the terminal. The one that started the workers answers it by stopping
     them, and they need not each print how they were interrupted.
     """
+    if config.get("device") != CPU:
+        machine.use_one_gpu(worker.name)
     import_module("daskrr.leverage")
     settle_in(worker)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -115,6 +124,7 @@ def connect(
     require_tls: bool = False,
     settings: Mapping[str, Any] | None = None,
     *,
+    device: str | None = None,
     worker_seconds: float = WORKER_SECONDS,
     echo: Callable[[str], None] | None = None,
 ) -> Iterator[Client]:
@@ -136,6 +146,9 @@ def connect(
         Refuse a cluster that others could listen to, instead of warning.
     settings
         What else the cluster to start takes; ``daskrr.yaml`` lists it and has the defaults.
+    device
+        What workers compute on, ``"auto"``, ``"cpu"`` or ``"cuda"``, as long as the client is there; by default what
+        the configuration of Dask has as ``daskrr.device``.
     worker_seconds
         How long to wait for the first worker of a running scheduler.
     echo
@@ -151,7 +164,7 @@ def connect(
     """
     client_of = check(
         cluster, workers, memory_limit, tls_ca_file, tls_cert, tls_key, require_tls, settings,
-        worker_seconds=worker_seconds,
+        device=device, worker_seconds=worker_seconds,
     )  # fmt: skip
     with client_of as client:
         if client.dashboard_link:
@@ -169,21 +182,28 @@ def check(
     require_tls: bool = False,
     settings: Mapping[str, Any] | None = None,
     *,
+    device: str | None = None,
     worker_seconds: float = WORKER_SECONDS,
 ) -> AbstractContextManager[Client]:
     """Look what is wrong with the arguments of :func:`connect`; what gives its client starts when it is entered."""
     named = {"ca_file": tls_ca_file, "cert": tls_cert, "key": tls_key}
     files = {name: path for name, path in named.items() if path is not None}
     if is_local(cluster):
-        return _embedded(*_size(workers, memory_limit, settings or {}, files))
+        return _computing_on(device, _embedded(*_size(workers, memory_limit, settings or {}, files)))
     if memory_limit is not None:
         raise InvalidParameter("memory_limit is for workers on this machine; others have theirs where they are set up")
     if cluster in managed.KINDS:
-        return _started(_ordered(str(cluster), workers, settings or {}, files, require_tls))
+        return _computing_on(device, _started(_ordered(str(cluster), workers, settings or {}, files, require_tls)))
     address = str(cluster)
     if workers is not None:
         raise InvalidParameter("workers describes a cluster to start, not one that runs already")
-    return _running(address, _security_of(address, files, require_tls), worker_seconds)
+    return _computing_on(device, _running(address, _security_of(address, files, require_tls), worker_seconds))
+
+
+@contextmanager
+def _computing_on(device: str | None, client_of: AbstractContextManager[Client]) -> Iterator[Client]:
+    with nullcontext() if device is None else dask.config.set({"daskrr.device": device}), client_of as client:
+        yield client
 
 
 def is_local(cluster: str | None) -> bool:

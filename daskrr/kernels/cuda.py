@@ -1,0 +1,181 @@
+"""A GPU of NVIDIA as the device of tiles, by way of CuPy, which is asked for here alone.
+
+Every thread has a stream of its own, so that what one copies overlaps with what others compute. Sums are added in a
+fixed order, and float32 stays float32: two runs on the same kind of GPU have the same bits.
+"""
+
+import ctypes
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from daskrr import machine
+from daskrr.errors import DoesNotFit, InvalidParameter, install
+from daskrr.kernels import ptx
+from daskrr.kernels.device import Companions, Device
+from daskrr.kernels.loops import Loop
+
+# Tiles of so many rows keep all of a GPU busy; fewer than that are not worth starting.
+MOST_TILE_ROWS, LEAST_TILE_ROWS = 65_536, 512
+
+# What tiles may take of the memory of a GPU, how many threads have some at a time, and how many each of them has.
+SHARE_OF_TILES = 0.5
+BLOCKS_AT_ONCE = 4
+TILES_OF_A_THREAD = 3
+
+# Of cuBLAS, in its order.
+_LEFT, _UPPER, _AS_IT_IS, _TRANSPOSED, _NOT_UNIT = 0, 1, 0, 1, 0
+_SCALAR = {"d": ctypes.c_double, "f": ctypes.c_float}
+_PREFIX = {"d": "D", "f": "S"}
+
+
+def tile_rows(n_columns: int, memory: int) -> int:
+    """Rows of a tile on a GPU with so many bytes of memory, a power of two, or 0 if none that are worth it fit."""
+    bytes_of_a_row = TILES_OF_A_THREAD * 8 * max(1, n_columns)
+    rows = int(SHARE_OF_TILES * memory / BLOCKS_AT_ONCE / bytes_of_a_row)
+    return 0 if rows < LEAST_TILE_ROWS else 1 << (min(rows, MOST_TILE_ROWS).bit_length() - 1)
+
+
+class CudaDevice(Device):
+    """The first GPU that this process may use."""
+
+    name = "cuda"
+    is_host = False
+
+    def __init__(self) -> None:
+        found = machine.gpu()
+        if found is None or find_spec("cupy") is None:
+            missing = "no GPU of NVIDIA is found here" if found is None else f"CuPy is missing: {install('cuda')}"
+            raise InvalidParameter(f"device 'cuda' was asked for, but {missing}")
+        self.memory = found.memory
+        self._cupy = import_module("cupy")
+        self._companions = Companions()
+        self._threads = threading.local()
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Have what the calling thread asks for go to a stream of its own.
+
+        Raises
+        ------
+        DoesNotFit
+            The memory of the GPU is full.
+        """
+        if not hasattr(self._threads, "stream"):
+            self._threads.stream = self._cupy.cuda.Stream(non_blocking=True)
+        try:
+            with self._threads.stream:
+                yield
+        except self._cupy.cuda.memory.OutOfMemoryError as error:
+            raise DoesNotFit(
+                f"the GPU ran out of memory ({error}). Nothing that was stored is lost: use fewer landmarks, free what "
+                "else is on the GPU, or use device='cpu', and run the same again to go on."
+            ) from None
+
+    def holds(self, array: Any) -> bool:
+        """Whether CuPy made it."""
+        return isinstance(array, self._cupy.ndarray)
+
+    def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> Any:
+        """An uninitialised array."""
+        return self._cupy.empty(shape, dtype)
+
+    def zeros(self, shape: tuple[int, ...]) -> Any:
+        """Zeros of float64."""
+        return self._cupy.zeros(shape)
+
+    def put(self, array: NDArray) -> Any:
+        """The array on the GPU; the copy is made while the thread goes on."""
+        return self._cupy.asarray(array)
+
+    def keep(self, constant: NDArray) -> Any:
+        """The array on the GPU, which other threads may use as well when this returns."""
+        return self._companions.of(constant, None, lambda: self._brought(constant))
+
+    def _brought(self, constant: NDArray) -> Any:
+        found = self.put(constant)
+        self._cupy.cuda.get_current_stream().synchronize()
+        return found
+
+    def get(self, array: Any) -> NDArray:
+        """The array in the memory of NumPy, where it is complete."""
+        return array.get()
+
+    def run(self, loop: Loop, arrays: Sequence[Any], sizes: Sequence[int]) -> None:
+        """Start a loop over arrays of the GPU."""
+        n_rows, n_columns = loop.extent(*sizes)
+        if n_rows and (n_columns or loop.by_rows):
+            blocks, threads = ptx.grid_of(loop, n_rows, n_columns)
+            _kernel(self, loop)((*blocks, 1), (*threads, 1), (*arrays, *map(np.int64, sizes)))
+
+    def load(self, loop: Loop) -> Any:
+        """The loop as a function of the GPU."""
+        name, text = ptx.text_of(loop)
+        module = self._cupy.cuda.function.Module()
+        module.load(text.encode() + b"\0")
+        return module.get_function(name)
+
+    def tile_rows(self, n_columns: int) -> int:
+        """As many as keep it busy, if there is room; a function of the kind of GPU."""
+        return tile_rows(n_columns, self.memory) or LEAST_TILE_ROWS
+
+    def multiply_rows(self, A: Any, B: Any) -> None:
+        """Overwrite each row b of B (m, p) by A b, where A (p, p) is lower triangular."""
+        m, p = B.shape
+        flags = _LEFT, _UPPER, _TRANSPOSED, _NOT_UNIT
+        self._call("trmm", B.dtype, *flags, p, m, 1.0, A, p, B, p, B, p)
+
+    def add_gram(self, B: Any, G: Any) -> None:
+        """Add BᵀB to the lower triangle of G (p, p), for B (m, p)."""
+        m, p = B.shape
+        self._call("syrk", B.dtype, _UPPER, _AS_IT_IS, p, m, 1.0, B, p, 1.0, G, p)
+
+    def _call(self, name: str, dtype: np.dtype, *arguments: Any) -> None:
+        """Call a routine of cuBLAS: ints are integers, floats scalars of ``dtype``, arrays their addresses."""
+        kept = [self._argument(one, dtype) for one in arguments]
+        routine = getattr(_cublas(), f"cublas{_PREFIX[dtype.char]}{name}_v2")
+        status = routine(ctypes.c_void_p(self._cupy.cuda.device.get_cublas_handle()), *kept)
+        if status:
+            raise RuntimeError(f"cuBLAS {name} failed with status {status}")
+
+    def _argument(self, argument: Any, dtype: np.dtype) -> Any:
+        if isinstance(argument, int):
+            return ctypes.c_int(argument)
+        if isinstance(argument, float):
+            return ctypes.byref(_SCALAR[dtype.char](argument))
+        return ctypes.c_void_p(argument.data.ptr)
+
+
+_LOADING = threading.Lock()
+_LOADED: dict[Loop, Any] = {}
+
+
+def _kernel(device: CudaDevice, loop: Loop) -> Any:
+    with _LOADING:
+        if loop not in _LOADED:
+            _LOADED[loop] = device.load(loop)
+        return _LOADED[loop]
+
+
+@cache
+def _cublas() -> ctypes.CDLL:
+    """The library that CuPy has loaded."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    paths = {line.split()[-1] for line in lines if "/libcublas.so" in line}
+    if not paths:
+        raise RuntimeError("CuPy has loaded no cuBLAS")
+    return ctypes.CDLL(min(paths))
+
+
+@cache
+def cuda_device() -> CudaDevice:
+    """The one GPU of this process."""
+    return CudaDevice()

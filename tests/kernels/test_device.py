@@ -1,0 +1,284 @@
+"""Kernels on a device whose arrays are not NumPy's, and the code that GPUs are given."""
+
+import ctypes
+import re
+
+import numpy as np
+import pytest
+from llvmlite import binding
+from posing import Elsewhere, PosingDevice
+
+from daskrr.kernels import (
+    Bernoulli,
+    Cosine,
+    Function,
+    Gaussian,
+    Laplacian,
+    Linear,
+    Matern,
+    Polynomial,
+    ptx,
+)
+from daskrr.kernels.bernoulli import _multiply_polynomial
+from daskrr.kernels.cuda import LEAST_TILE_ROWS, MOST_TILE_ROWS, CudaDevice, cuda_device, tile_rows
+from daskrr.kernels.device import HOST, Companions, current, here, home, scratch, using
+from daskrr.kernels.lanes import exp
+from daskrr.kernels.loops import Pairs, RowSums, Sweep
+from daskrr.kernels.native import LANES, _engine, code_of
+from daskrr.kernels.radial import _add_square, _matern_half
+from daskrr.kernels.weighted import Weighted
+from daskrr.numerics import blas
+from daskrr.numerics.pass2 import _capped_square
+
+F8, F4 = np.dtype(np.float64), np.dtype(np.float32)
+
+
+def products(X, Z):
+    return X @ Z.T
+
+
+products.takes_cupy = True
+
+
+def plain_products(X, Z):
+    return X @ Z.T
+
+
+KERNELS = [
+    Gaussian(1.5), Gaussian((1.0, 2.0, 3.0)), Laplacian(1.5), Matern(1.5, 0.5), Matern(1.5, 1.5), Matern(1.5, 2.5),
+    Cosine(), Bernoulli(2), Linear(), Polynomial(3, 0.5, 2.0), Gaussian(0.7) + 2.0 * Cosine(),
+    Matern(2.0) * Laplacian(3.0) * 0.5, Weighted(Gaussian(1.0)), Function(products),
+]  # fmt: skip
+
+
+# --- Columns on the device -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=range(len(KERNELS)))
+@pytest.mark.parametrize("n_features", [3, 12])
+@pytest.mark.parametrize("dtype", [F8, F4], ids=str)
+@pytest.mark.parametrize("offset", [0.0, 1e5])
+@pytest.mark.parametrize("kind", ["posing", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_columns__are_those_of_the_processor(kernel, n_features, dtype, offset, kind):
+    """To the bit, but for matrix products of a real GPU."""
+    if kernel == Gaussian((1.0, 2.0, 3.0)) and n_features != 3:
+        kernel = Gaussian(tuple(np.linspace(1, 2, n_features)))
+    X = offset + np.random.default_rng(0).standard_normal((60, n_features))
+    X, columns = X.astype(np.float32), kernel.columns(X[:37].astype(np.float32), dtype)
+    expected = np.empty((60, 37), dtype)
+    columns(X, expected)
+    device = PosingDevice() if kind == "posing" else cuda_device()
+    with using(device):
+        out = device.empty((60, 37), dtype)
+        columns(device.put(X), out)
+        found = device.get(out)
+    multiplies = "Linear" in repr(kernel) or "Polynomial" in repr(kernel) or "Function" in repr(kernel)
+    if kind == "posing":
+        np.testing.assert_array_equal(found, expected)
+    else:
+        largest = np.abs(expected).max() if multiplies else 1.0
+        np.testing.assert_allclose(found, expected, rtol=0, atol=200 * np.finfo(dtype).eps / 2 * largest)
+
+
+def test_constants__are_brought_once():
+    device, X = PosingDevice(), np.random.default_rng(0).standard_normal((60, 12))
+    for kernel in (Gaussian(1.5), Laplacian(1.0) * Linear(), Weighted(Bernoulli(1))):
+        columns, counts = kernel.columns(X[:37], F8), []
+        with using(device):
+            for _ in range(3):
+                columns(device.put(X), device.empty((60, 37), F8))
+                counts.append(device.kept)
+        assert counts[0] == counts[2]
+    assert not device.fetched
+
+
+def test_columns__and_matrices_are_prepared_by_the_processor():
+    device, X = PosingDevice(), np.random.default_rng(1).standard_normal((20, 12))
+    with using(device):
+        values = [kernel(X, X) for kernel in KERNELS if kernel.constant_diagonal and "1.0, 2.0" not in repr(kernel)]
+        Gaussian(1.0).columns(X, F8)
+    assert not device.brought
+    assert all(isinstance(one, np.ndarray) for one in values)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "takes"),
+    [
+        (Gaussian(1.0) + 2.0 * Linear(), True),
+        (Function(products) * Gaussian(1.0), True),
+        (Function(plain_products), False),
+        (2.0 * Function(plain_products) + Linear(), False),
+        (Weighted(Function(plain_products)), False),
+    ],
+)
+def test_functions__must_say_that_they_take_arrays_of_a_gpu(kernel, takes):
+    assert kernel.takes_gpu_arrays is takes
+
+
+def test_device__is_that_of_the_thread_and_of_the_array():
+    device, array = PosingDevice(), np.arange(6.0)
+    assert current() is HOST
+    assert here(array) is array
+    with using(device):
+        assert home(array) is HOST
+        assert home(device.put(array)) is device
+        assert here(array) is here(array)
+        memory = scratch("test", (2, 3), F8)
+        assert isinstance(memory, Elsewhere)
+        with using(HOST):
+            assert isinstance(scratch("test", (2, 3), F8), np.ndarray)
+        assert scratch("test", (3, 2), F8).inner.base is memory.inner.base
+    assert current() is HOST
+
+
+def test_companions__go_with_their_owner():
+    companions, owner, made = Companions(), np.arange(3.0), []
+    for _ in range(3):
+        companions.of(owner, "once", lambda: made.append(1))
+    assert len(made) == 1
+    assert len(companions._made) == 1
+    del owner
+    assert not companions._made
+
+
+def test_posing__refuses_what_a_gpu_would():
+    """The tests here are worth what this is."""
+    device, host = PosingDevice(), np.ones(3)
+    there = device.put(host)
+    mixtures = [
+        lambda: there + host,
+        lambda: np.multiply(host, there),
+        lambda: np.copyto(there, host),
+        lambda: there[np.array([0])],
+        lambda: np.asarray(there),
+        lambda: np.concatenate([there, there]),
+    ]
+    for mixed in mixtures:
+        with pytest.raises(TypeError):
+            mixed()
+    with pytest.raises(TypeError):
+        there[:] = host
+
+
+# --- Memory --------------------------------------------------------------------------------------------
+
+
+def test_tile_rows__are_a_power_of_two_that_fits_or_none():
+    assert tile_rows(1024, 139 * 2**30) == MOST_TILE_ROWS
+    assert tile_rows(4096, 16 * 2**30) == 16384
+    assert tile_rows(10**6, 8 * 2**30) == 0
+    sizes = [tile_rows(p, 24 * 2**30) for p in (1, 100, 1000, 5000, 20000, 40000)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert all(one >= LEAST_TILE_ROWS and one & (one - 1) == 0 for one in sizes)
+
+
+def test_cuda__without_a_gpu_is_refused(monkeypatch):
+    monkeypatch.setattr("daskrr.machine.gpu", lambda: None)
+    with pytest.raises(ValueError, match="no GPU of NVIDIA is found here"):
+        CudaDevice()
+
+
+# --- Code for GPUs -------------------------------------------------------------------------------------
+
+LOOPS = [
+    Sweep(exp, F8), Sweep(exp, F4), Pairs(_add_square, 0.0, exp, F8), Pairs(_add_square, 0.0, _matern_half, F4),
+    Pairs(_add_square, 0.0, exp, F8, mends=True), Pairs(_multiply_polynomial(2), 1.0, exp, F4, mends=True),
+    RowSums(blas._square, F4, 1), RowSums(_capped_square, F8, 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=range(len(LOOPS)))
+def test_code__rounds_every_operation_as_a_processor_does(loop):
+    """Without a word on rounding, the driver may fuse a product with a sum."""
+    name, text = ptx.text_of(loop)
+    assert f".visible .entry {name}(" in text
+    operations = re.findall(r"\t((?:add|sub|mul|fma|sqrt|div)\.\S*f(?:32|64))", text)
+    assert operations
+    assert all(".rn." in one for one in operations)
+    assert "approx" not in text
+    assert "ftz" not in text
+
+
+def played(loop, arrays, sizes, threads=(3, 2), blocks=(2, 2)):
+    """Run the code for a GPU on this processor, one thread after the other."""
+    builder = loop.build(ptx.Shared())
+    builder.ret_void()
+    text, places = str(builder.module), {}
+    for kind in ("tid", "ntid", "ctaid", "nctaid"):
+        for axis in "xy":
+            full = f"llvm.nvvm.read.ptx.sreg.{kind}.{axis}"
+            places[kind, axis] = f"{builder.function.name}.{kind}.{axis}"
+            body = (
+                f'define i32 @"{places[kind, axis]}.get"() {{ %1 = load i32, ptr @"{places[kind, axis]}" ret i32 %1 }}'
+            )
+            text = text.replace(f'declare i32 @"{full}"()', body).replace(f'@"{full}"', f'@"{places[kind, axis]}.get"')
+            text += f'\n@"{places[kind, axis]}" = global i32 0\n'
+    engine = _engine()
+    engine.add_module(binding.parse_assembly(text))
+    engine.finalize_object()
+    set_places = {
+        key: ctypes.c_int32.from_address(engine.get_global_value_address(name)) for key, name in places.items()
+    }
+    code = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * len(arrays), *[ctypes.c_int64] * len(sizes))(
+        engine.get_function_address(builder.function.name)
+    )
+    for axis, n_threads, n_blocks in (("x", threads[0], blocks[0]), ("y", threads[1], blocks[1])):
+        set_places["ntid", axis].value, set_places["nctaid", axis].value = n_threads, n_blocks
+    for place in np.ndindex(*threads, *blocks):
+        for (kind, axis), number in zip(
+            (("tid", "x"), ("tid", "y"), ("ctaid", "x"), ("ctaid", "y")), place, strict=True
+        ):
+            set_places[kind, axis].value = number
+        code(*(array.ctypes.data for array in arrays), *sizes)
+
+
+@pytest.mark.parametrize("dtype", [F8, F4], ids=str)
+@pytest.mark.parametrize("mends", [False, True])
+def test_code__shares_out_rows_and_columns_and_has_the_bits_of_a_processor(dtype, mends):
+    rng = np.random.default_rng(2)
+    X, Z, w = rng.standard_normal((11, 4)), np.zeros((4, 2 * LANES)), -rng.random(4)
+    Z[:, :19] = rng.standard_normal((4, 19))
+    tiles = np.tile(-5.0 * rng.random((11, 19)).astype(dtype), (2, 1, 1))
+    limits = np.where(np.arange(11) % 3 == 0, np.inf, -2.5)
+    loop, sizes = Pairs(_add_square, 0.0, exp, dtype, mends), [11, 4, 19, 2 * LANES]
+    code_of(loop)(*(one.ctypes.data for one in (X, Z, w, tiles[0], limits)), *sizes)
+    played(loop, (X, Z, w, tiles[1], limits), sizes, threads=(3, 1) if mends else (3, 2))
+    np.testing.assert_array_equal(*tiles)
+
+
+def test_code__sweeps_every_number_once():
+    values = np.tile(-np.arange(37.0), (2, 1))
+    code_of(Sweep(exp, F8))(values[0].ctypes.data, 37)
+    played(Sweep(exp, F8), (values[1],), [37], threads=(4, 1), blocks=(3, 1))
+    np.testing.assert_array_equal(*values)
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=range(len(LOOPS)))
+@pytest.mark.parametrize("extent", [(1, 1), (1, 10**9), (10**9, 3), (65_536, 4096)])
+def test_grid__is_one_that_gpus_take(loop, extent):
+    blocks, threads = ptx.grid_of(loop, *extent)
+    assert all(1 <= one <= ptx.MOST_BLOCKS for one in blocks)
+    assert threads[0] * threads[1] <= 1024
+    assert not loop.by_rows or (threads[0], blocks[0]) == (ptx.WARP, 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [F8, F4], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (33, 70), (1000, 257)])
+def test_gpu__multiplies_sums_and_adds_up_as_the_processor_does(shape, dtype):
+    rng, device = np.random.default_rng(3), cuda_device()
+    B, A = rng.standard_normal(shape).astype(dtype), np.tril(rng.standard_normal((shape[1], shape[1]))).astype(dtype)
+    expected = B.astype(float) @ A.astype(float).T
+    with using(device):
+        there = device.put(B)
+        blas.multiply_rows(A, there)
+        norms = blas.row_norms(there)
+        found, gram = device.get(there), device.zeros((shape[1], shape[1]))
+        blas.add_gram(there.astype(np.float64), gram)
+        gram = device.get(gram)
+    size = 4 * shape[1] * np.finfo(dtype).eps * (np.abs(B) @ np.abs(A.T)).max()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=size)
+    np.testing.assert_allclose(norms, np.square(found.astype(float)).sum(axis=1), rtol=1e-13)
+    wide = found.astype(float)
+    np.testing.assert_allclose(np.tril(gram), np.tril(wide.T @ wide), rtol=0, atol=1e-12 * np.abs(wide.T @ wide).max())
+    assert not np.triu(gram, 1).any()
