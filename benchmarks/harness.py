@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ def processes(number: int) -> Iterator[Callable[..., Iterator[Any]]]:
 
 
 @contextmanager
-def cluster(memory_limit: int | None = None, workers: int = WORKERS) -> Iterator[Client]:
+def cluster(memory_limit: int | None = None, workers: int | None = WORKERS) -> Iterator[Client]:
     """Start a fresh cluster of single-threaded processes on the loopback interface."""
     with local_cluster(workers, memory_limit) as started, Client(started) as client:
         yield client
@@ -193,6 +194,22 @@ def write_normal_store(path: Path, n_rows: int, n_features: int, rows: int, seed
     for start in range(0, n_rows, rows):
         stop = min(start + rows, n_rows)
         array[start:stop] = generator.standard_normal((stop - start, n_features))
+
+
+def write_store_on(client: Client, path: Path, shape: tuple[int, int], rows: int, dtype: str, seed: int) -> None:
+    """Have the workers write standard normal rows, which do not depend on who writes them."""
+    array = zarr.create_array(str(path), shape=shape, chunks=(rows, shape[1]), dtype=dtype)
+    check_disk(path.parent, array.nbytes + 40 * shape[0])
+    chunks = range(-(-shape[0] // rows))
+    client.gather(client.map(partial(_write_chunk, str(path), seed), chunks, pure=False))
+
+
+def _write_chunk(store: str, seed: int, number: int) -> None:
+    array = zarr.open_array(store, mode="r+")
+    start = number * array.chunks[0]
+    stop = min(start + array.chunks[0], array.shape[0])
+    generator = np.random.default_rng([seed, number])
+    array[start:stop] = generator.standard_normal((stop - start, array.shape[1]), dtype=array.dtype)
 
 
 def check_disk(folder: Path, needed: int) -> None:

@@ -3,13 +3,8 @@
 import os
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import zarr
-from distributed import Client
 
 import daskrr
 from benchmarks import harness
@@ -18,22 +13,6 @@ from daskrr.jobs.verification import verify
 N_FEATURES, N_LANDMARKS, LENGTH_SCALE, RIDGE, SEED = 8, 256, 4.0, 1e-3, 0
 CHUNK_ROWS = 2**18
 QUICK_ROWS = 2**16
-
-
-def _write_chunk(store: str, number: int) -> None:
-    """Standard normal rows, whoever writes them."""
-    array = zarr.open_array(store, mode="r+")
-    start = number * array.chunks[0]
-    stop = min(start + array.chunks[0], array.shape[0])
-    generator = np.random.default_rng([SEED, number])
-    array[start:stop] = generator.standard_normal((stop - start, N_FEATURES), dtype=np.float32)
-
-
-def write_store(client: Client, store: Path, n_rows: int, chunk_rows: int) -> None:
-    """Have the workers write it."""
-    harness.check_disk(store.parent, 4 * n_rows * N_FEATURES + 40 * n_rows)
-    zarr.create_array(str(store), shape=(n_rows, N_FEATURES), chunks=(chunk_rows, N_FEATURES), dtype="float32")
-    client.gather(client.map(partial(_write_chunk, str(store)), range(-(-n_rows // chunk_rows)), pure=False))
 
 
 def run(quick: bool, n_rows: int) -> dict[str, Any]:
@@ -45,7 +24,7 @@ def run(quick: bool, n_rows: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as temporary:
         store, output = Path(temporary) / "rows.zarr", Path(temporary) / "scores.zarr"
         with harness.cluster(workers=workers) as client:
-            write_store(client, store, n_rows, chunk_rows)
+            harness.write_store_on(client, store, (n_rows, N_FEATURES), chunk_rows, "float32", SEED)
         with harness.cluster(workers=workers) as client:
             idle = [harness.peak_bytes(pid) for pid in harness.worker_pids(client).values()]
             plan = daskrr.plan(store, *problem, **settings)
