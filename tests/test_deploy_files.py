@@ -1,6 +1,7 @@
 """The files of deploy/ against each other: names, ports, paths and sizes that have to agree. Nothing is started."""
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -133,15 +134,35 @@ def test_network_policies__let_in_the_cluster_its_jobs_and_the_operator_alone() 
     assert len(policies) == 3
 
 
+def test_gpus__are_those_of_the_workers_alone() -> None:
+    cluster = one_of("gpu", "DaskCluster")["spec"]
+    (worker,), (scheduler,) = (cluster[role]["spec"]["containers"] for role in ("worker", "scheduler"))
+    assert worker["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert "nvidia.com/gpu" not in scheduler["resources"]["limits"]
+    assert [one for one in worker["args"] if one.startswith("--memory-limit")] == ["--memory-limit=16GiB"]
+    assert worker["image"] == scheduler["image"]
+
+
+def test_batch_job_on_gpus__asks_for_them_and_is_a_command() -> None:
+    script = (DEPLOY / "slurm" / "gpu.sh").read_text()
+    assert subprocess.run(["bash", "-n", DEPLOY / "slurm" / "gpu.sh"], check=True).returncode == 0
+    assert "#SBATCH --gres=gpu:" in script
+    words = re.search(r"^exec daskrr run .*}\" (.*)$", script, re.MULTILINE)
+    assert words is not None
+    asked = main.commands["run"].make_context("run", ["job.toml", *words[1].split()], resilient_parsing=True).params
+    assert (asked["cluster"], asked["device"]) == ("local", "cuda")
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_pods__are_shut_in_and_find_what_they_name(overlay: str) -> None:
     resources = build(KUBERNETES / "overlays" / overlay)
     names = {(one["kind"], one["metadata"]["name"]) for one in resources}
     found = [pod for one in resources for pod in pods(one)]
-    assert len(found) == {"cluster": 2, "once": 3, "nightly": 3}[overlay]
+    assert len(found) == {"cluster": 2, "gpu": 2, "once": 3, "nightly": 3}[overlay]
     for pod in found:
         (container,) = pod["containers"]
-        assert container["image"] == f"registry.example/daskrr:{daskrr.__version__}"
+        kind = "-cuda" if overlay == "gpu" else ""
+        assert container["image"] == f"registry.example/daskrr:{daskrr.__version__}{kind}"
         assert pod["securityContext"]["runAsNonRoot"]
         assert not pod["automountServiceAccountToken"]
         assert ("ServiceAccount", pod["serviceAccountName"]) in names

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 KUBERNETES = Path(__file__).parents[2] / "deploy" / "kubernetes"
-OVERLAYS = ("cluster", "once", "nightly")
+OVERLAYS = ("cluster", "gpu", "once", "nightly")
 # Written in C where there is one: the operator's schemas are long.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 UNDERSTOOD = {"apiVersion", "kind", "namespace", "resources", "patches"}
