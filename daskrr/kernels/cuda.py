@@ -94,6 +94,8 @@ class CudaDevice(Device):
 
     def put(self, array: NDArray) -> Any:
         """The array on the GPU; the copy is made while the thread goes on."""
+        if not array.dtype.isnative or array.dtype.itemsize > 8:  # CuPy knows none of these
+            array = array.astype(np.float64)
         return self._cupy.asarray(array)
 
     def keep(self, constant: NDArray) -> Any:
@@ -140,9 +142,13 @@ class CudaDevice(Device):
 
     def _call(self, name: str, dtype: np.dtype, *arguments: Any) -> None:
         """Call a routine of cuBLAS: ints are integers, floats scalars of ``dtype``, arrays their addresses."""
+        library, cuda = _cublas(), self._cupy.cuda
+        # Each thread has one; CuPy's own calls go to the stream of the thread, and so shall these.
+        handle = ctypes.c_void_p(cuda.device.get_cublas_handle())
+        stream = ctypes.c_void_p(cuda.get_current_stream().ptr)
         kept = [self._argument(one, dtype) for one in arguments]
-        routine = getattr(_cublas(), f"cublas{_PREFIX[dtype.char]}{name}_v2")
-        status = routine(ctypes.c_void_p(self._cupy.cuda.device.get_cublas_handle()), *kept)
+        routine = getattr(library, f"cublas{_PREFIX[dtype.char]}{name}_v2")
+        status = library.cublasSetStream_v2(handle, stream) or routine(handle, *kept)
         if status:
             raise RuntimeError(f"cuBLAS {name} failed with status {status}")
 

@@ -120,7 +120,7 @@ class Companions:
         place = id(owner), purpose
         if place not in self._made:
             made = self._made.setdefault(place, make())
-            weakref.finalize(owner, self._made.pop, place, None)
+            weakref.finalize(owner, self._made.pop, place, None).atexit = False
             return made
         return self._made[place]
 

@@ -2,12 +2,16 @@
 
 import ctypes
 import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from llvmlite import binding
 from posing import Elsewhere, PosingDevice
 
+from daskrr.errors import DoesNotFit
 from daskrr.kernels import (
     Bernoulli,
     Cosine,
@@ -17,6 +21,7 @@ from daskrr.kernels import (
     Linear,
     Matern,
     Polynomial,
+    cuda,
     ptx,
 )
 from daskrr.kernels.bernoulli import _multiply_polynomial
@@ -27,6 +32,7 @@ from daskrr.kernels.loops import Pairs, RowSums, Sweep
 from daskrr.kernels.native import LANES, _engine, code_of
 from daskrr.kernels.radial import _add_square, _matern_half
 from daskrr.kernels.weighted import Weighted
+from daskrr.machine import Gpu
 from daskrr.numerics import blas
 from daskrr.numerics.pass2 import _capped_square
 
@@ -176,6 +182,156 @@ def test_cuda__without_a_gpu_is_refused(monkeypatch):
     monkeypatch.setattr("daskrr.machine.gpu", lambda: None)
     with pytest.raises(ValueError, match="no GPU of NVIDIA is found here"):
         CudaDevice()
+
+
+class Library:
+    """cuBLAS, of which NumPy does the work; it is given addresses."""
+
+    def __init__(self):
+        self.streams = []
+
+    def cublasSetStream_v2(self, handle, stream):
+        assert handle.value == 7
+        self.streams.append(stream.value)
+        return 0
+
+    def cublasDtrmm_v2(self, handle, side, uplo, trans, diag, p, m, alpha, A, lda, B, ldb, C, ldc):
+        assert [one.value for one in (side, uplo, trans, diag, lda, ldb, ldc)] == [
+            0,
+            1,
+            1,
+            0,
+            p.value,
+            p.value,
+            p.value,
+        ]
+        assert B.value == C.value
+        factor, rows = (at(one, (size, p.value)) for one, size in ((A, p.value), (B, m.value)))
+        rows[:] = alpha._obj.value * rows @ np.tril(factor).T
+        return 0
+
+    def cublasDsyrk_v2(self, handle, uplo, trans, p, m, alpha, B, ldb, beta, G, ldg):
+        assert [one.value for one in (uplo, trans, ldb, ldg)] == [1, 0, p.value, p.value]
+        rows, gram = at(B, (m.value, p.value)), at(G, (p.value, p.value))
+        gram[:] = beta._obj.value * gram + np.tril(alpha._obj.value * rows.T @ rows)
+        return 13 if m.value == 1 else 0
+
+
+def at(address, shape):
+    return np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_double)), shape)
+
+
+class OnGpu(Elsewhere):
+    """An array with what CuPy's have besides."""
+
+    data = property(lambda self: SimpleNamespace(ptr=self.inner.ctypes.data))
+
+    def get(self):
+        return self.inner.copy()
+
+
+class Stream:
+    """One for each thread."""
+
+    made = 0
+
+    def __init__(self, non_blocking):
+        assert non_blocking
+        Stream.made += 1
+        self.ptr = 100 + Stream.made
+
+    def __enter__(self):
+        STREAMS.append(self)
+
+    def __exit__(self, *_):
+        STREAMS.pop()
+
+    def synchronize(self):
+        pass
+
+
+STREAMS: list[Stream] = []
+
+
+class FullGpu(MemoryError):
+    pass
+
+
+@pytest.fixture
+def stub(monkeypatch):
+    """A GPU, CuPy and cuBLAS as far as they are called."""
+    library = Library()
+    cupy = SimpleNamespace(
+        ndarray=OnGpu,
+        asarray=lambda array: OnGpu(np.array(array)),
+        empty=lambda shape, dtype: OnGpu(np.empty(shape, dtype)),
+        zeros=lambda shape: OnGpu(np.zeros(shape)),
+        cuda=SimpleNamespace(
+            Stream=Stream,
+            memory=SimpleNamespace(OutOfMemoryError=FullGpu),
+            device=SimpleNamespace(get_cublas_handle=lambda: 7),
+            get_current_stream=lambda: STREAMS[-1],
+        ),
+    )
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr("daskrr.machine.gpu", lambda: Gpu("stub", 2**34))
+    monkeypatch.setattr(cuda, "find_spec", lambda name: cupy)
+    monkeypatch.setattr(cuda, "_cublas", lambda: library)
+    return CudaDevice(), library
+
+
+def test_cuda__calls_cublas_in_the_stream_of_the_thread(stub):
+    device, library = stub
+    rng = np.random.default_rng(4)
+    B, A = rng.standard_normal((9, 5)), np.tril(rng.standard_normal((5, 5)))
+    with using(device):
+        there, gram = device.put(B), device.zeros((5, 5))
+        blas.multiply_rows(A, there)
+        blas.add_gram(there, gram)
+        blas.add_gram(there, gram)
+        np.testing.assert_allclose(device.get(there), B @ A.T, rtol=1e-12)
+        np.testing.assert_allclose(device.get(gram), 2 * np.tril((B @ A.T).T @ (B @ A.T)), rtol=1e-12)
+        assert set(library.streams) == {STREAMS[-1].ptr}
+        with pytest.raises(RuntimeError, match="cuBLAS syrk failed with status 13"):
+            blas.add_gram(device.put(B[:1]), gram)
+    assert not STREAMS
+
+
+def test_cuda__brings_numbers_that_cupy_knows(stub):
+    device, _ = stub
+    with using(device):
+        for dtype in (">f8", ">i4", np.longdouble):
+            found = device.put(np.arange(5).astype(dtype))
+            assert found.dtype == np.float64
+            np.testing.assert_array_equal(device.get(found), np.arange(5))
+        assert device.put(np.arange(5, dtype=np.int8)).dtype == np.int8
+
+
+def test_cuda__has_a_stream_for_each_thread(stub):
+    device, _ = stub
+    seen = []
+
+    def look(_):
+        with using(device):
+            seen.append(STREAMS[-1].ptr)
+
+    for _ in range(2):
+        with ThreadPoolExecutor(1) as one:
+            list(one.map(look, range(3)))
+    assert len(set(seen)) == 2
+    assert seen[0] == seen[2]
+
+
+def test_cuda__that_is_full_says_what_to_do(stub):
+    device, _ = stub
+
+    def fill():
+        with using(device):
+            raise FullGpu("16 GiB")
+
+    with pytest.raises(DoesNotFit, match=r"ran out of memory \(16 GiB\).*fewer landmarks"):
+        fill()
+    assert current() is HOST
 
 
 # --- Code for GPUs -------------------------------------------------------------------------------------
