@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 from daskrr import machine
 from daskrr.errors import DoesNotFit, InvalidParameter, install
 from daskrr.kernels import ptx
-from daskrr.kernels.device import Companions, Device
+from daskrr.kernels.device import Accelerator, Companions
 from daskrr.kernels.loops import Loop
 
 # Tiles of so many rows keep all of a GPU busy; fewer than that are not worth starting.
@@ -44,11 +44,10 @@ def tile_rows(n_columns: int, memory: int) -> int:
     return 0 if rows < LEAST_TILE_ROWS else 1 << (min(rows, MOST_TILE_ROWS).bit_length() - 1)
 
 
-class CudaDevice(Device):
+class CudaDevice(Accelerator):
     """The first GPU that this process may use."""
 
     name = "cuda"
-    is_host = False
 
     def __init__(self) -> None:
         found = machine.gpu()

@@ -8,6 +8,7 @@ CuPy's answer them. :func:`current` brings arrays there and back, and has memory
 import math
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
@@ -25,7 +26,11 @@ class Device:
     """The processor, whose memory is that of NumPy; others bring arrays to theirs."""
 
     name = "cpu"
-    is_host = True
+
+    @property
+    def is_host(self) -> bool:
+        """Whether it is the processor."""
+        return not isinstance(self, Accelerator)
 
     def active(self) -> AbstractContextManager[None]:
         """What the calling thread does meanwhile is done on the device."""
@@ -63,13 +68,17 @@ class Device:
         """Rows of a tile, if the device has a wish of its own."""
         return None
 
+
+class Accelerator(Device, ABC):
+    """A device with memory and with routines of its own."""
+
+    @abstractmethod
     def multiply_rows(self, A: Any, B: Any) -> None:
         """Overwrite each row b of B (m, p) by A b, where A (p, p) is lower triangular."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add_gram(self, B: Any, G: Any) -> None:
         """Add BᵀB to the lower triangle of G (p, p), for B (m, p)."""
-        raise NotImplementedError
 
 
 HOST = Device()

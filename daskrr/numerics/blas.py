@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
 from daskrr.kernels import compiled, device
+from daskrr.kernels.device import Accelerator
 from daskrr.kernels.lanes import Lanes
 
 _PREFIX = {np.dtype(np.float64): "d", np.dtype(np.float32): "s"}
@@ -164,10 +165,10 @@ def multiply_rows(A: NDArray, B: NDArray) -> None:
         raise ValueError(f"cannot multiply rows of {B.shape} {B.dtype} by {A.shape} {A.dtype} in place")
     if not m or not p:
         return
-    if (where := device.home(B)).is_host:
-        _call(cython_blas, "trmm", B.dtype, "L", "U", "T", "N", p, m, 1.0, A, p, B, p)
-    else:
+    if isinstance(where := device.home(B), Accelerator):
         where.multiply_rows(where.keep(A), B)
+    else:
+        _call(cython_blas, "trmm", B.dtype, "L", "U", "T", "N", p, m, 1.0, A, p, B, p)
 
 
 def add_gram(B: NDArray, G: NDArray) -> None:
@@ -177,10 +178,10 @@ def add_gram(B: NDArray, G: NDArray) -> None:
         raise ValueError(f"cannot add the Gram matrix of {B.shape} {B.dtype} to {G.shape} {G.dtype}")
     if not m or not p:
         return
-    if (where := device.home(B)).is_host:
-        _call(cython_blas, "syrk", B.dtype, "U", "N", p, m, 1.0, B, p, 1.0, G, p)
-    else:
+    if isinstance(where := device.home(B), Accelerator):
         where.add_gram(B, G)
+    else:
+        _call(cython_blas, "syrk", B.dtype, "U", "N", p, m, 1.0, B, p, 1.0, G, p)
 
 
 def add_outer(B: NDArray, x: NDArray, y: NDArray) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from daskrr.kernels.device import HOST, Companions, Device, using
+from daskrr.kernels.device import HOST, Accelerator, Companions, using
 from daskrr.kernels.loops import Loop
 from daskrr.kernels.native import code_of
 from daskrr.numerics import blas
@@ -93,11 +93,10 @@ def _place(place: Any) -> Any:
     return tuple(map(_inside, place)) if isinstance(place, tuple) else _inside(place)
 
 
-class PosingDevice(Device):
+class PosingDevice(Accelerator):
     """Takes the place of a GPU; counts what goes there and back, by shape."""
 
     name = "cuda"
-    is_host = False
 
     def __init__(self, height: int = 48) -> None:
         self.height = height
