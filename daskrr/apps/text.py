@@ -40,10 +40,15 @@ def _scored(summary: Summary) -> str:
             ("rank", f"{summary['rank']:,}"),
             *_outcome(summary),
             ("seed", str(parameters["random_state"])),
+            *_gpus(summary["workers"]),
             *_times(summary["seconds"]),
             ("written to", summary["output"]),
         ]
     )
+
+
+def _gpus(workers: Mapping[str, Any]) -> Pairs:
+    return [("computed on", ", ".join(workers["processors"]))] if workers.get("device") == "cuda" else []
 
 
 def _outcome(summary: Summary) -> Pairs:

@@ -91,13 +91,20 @@ class Plan:
     gpu_bytes: int = 0
 
     def seconds(self, flops_per_second: float | None = None) -> float:
-        """Expected time at the matrix-multiply speed of this machine (measured now), on all worker threads."""
+        """Expected time at the matrix-multiply speed of a core here (measured now), on all worker threads."""
         rate = measure_matmul(self.dtype) if flops_per_second is None else flops_per_second
         return self.flops / (rate * self.n_threads)
 
     def to_dict(self) -> dict[str, Any]:
         """All figures, ready for JSON."""
-        return asdict(self) | {"seconds_at_matmul_speed": self.seconds()}
+        return asdict(self) | {"seconds_at_matmul_speed": None if self.gpu else self.seconds()}
+
+    @property
+    def _time(self) -> list[tuple[str, str]]:
+        """That of cores; how fast a GPU is, nobody knows here."""
+        if self.gpu:
+            return []
+        return [("time", f"{format_time(self.seconds())} at matrix-multiply speed on {self.n_threads} threads")]
 
     @property
     def _draws(self) -> str:
@@ -122,7 +129,7 @@ class Plan:
                 f"{format_bytes(3 * self.bytes_written)} with one kept from before while the next is written",
             ),
             ("work", f"{self.flops / 1e12:.3g} Tflop"),
-            ("time", f"{format_time(self.seconds())} at matrix-multiply speed on {self.n_threads} threads"),
+            *self._time,
             (
                 "worker",
                 f"peak {format_bytes(self.worker_bytes)}; memory limit {format_bytes(self.memory_limit)} or more",

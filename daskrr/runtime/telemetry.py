@@ -15,6 +15,7 @@ import distributed
 import numpy as np
 from numpy.typing import NDArray
 
+from daskrr.kernels.device import Device, current
 from daskrr.numerics import blas, histogram
 from daskrr.runtime import progress
 from daskrr.runtime.notebook import in_notebook, notebook_display
@@ -26,11 +27,11 @@ TOPIC = "daskrr"
 EVERY = 0.5
 # How long the end of a job may wait until the scheduler knows of it.
 LONGEST_GOODBYE = 2.0
-# A multiply of this size comes near the speed of larger ones and takes about a hundredth of a second.
-MATMUL_SIZE = 512
+# Multiplies of these sizes come near the speed of larger ones and take about a hundredth of a second.
+MATMUL_SIZE, GPU_MATMUL_SIZE = 512, 4096
 # What part of the time may be spent on measuring.
 MATMUL_SHARE = 0.002
-_speeds: dict[str, tuple[float, float]] = {}
+_speeds: dict[tuple[str, str], tuple[float, float]] = {}
 _current: ContextVar["Feed | None"] = ContextVar("daskrr-feed", default=None)
 
 
@@ -134,23 +135,26 @@ def count(kind: str, run: str, start: int, values: NDArray, dtype: np.dtype) -> 
 
 
 def matmul_speed(dtype: str) -> float:
-    """Operations per second of a matrix multiply on one thread of this process: the best that was measured.
+    """Operations per second of a matrix multiply on one thread, or on the GPU, of this process: the best measured.
 
     Other programs slow a measurement down, so there is another now and then, as often as costs next to nothing.
     """
-    best, due = _speeds.get(dtype, (0.0, 0.0))
+    device = current()
+    size = MATMUL_SIZE if device.is_host else GPU_MATMUL_SIZE
+    best, due = _speeds.get((device.name, dtype), (0.0, 0.0))
     if time.monotonic() >= due:
-        seconds = _multiply(dtype)
-        best = max(best, 2.0 * MATMUL_SIZE**3 / seconds)
-        _speeds[dtype] = best, time.monotonic() + seconds / MATMUL_SHARE
+        seconds = _multiply(device, size, dtype)
+        best = max(best, 2.0 * size**3 / seconds)
+        _speeds[device.name, dtype] = best, time.monotonic() + seconds / MATMUL_SHARE
     return best
 
 
-def _multiply(dtype: str) -> float:
-    """Seconds of one multiply."""
-    A = np.full((MATMUL_SIZE, MATMUL_SIZE), 0.5, dtype)
+def _multiply(device: Device, size: int, dtype: str) -> float:
+    """Seconds of one multiply, until a part of its result is here."""
+    A = device.empty((size, size), dtype)
+    A[...] = 0.5
     with blas.one_thread():
-        A[:256] @ A[:, :256]  # what a first call takes besides
+        device.get(A[:256] @ A[:, :256])  # what a first call takes besides
         began = time.perf_counter()
-        A @ A
+        device.get((A @ A)[:1])
         return time.perf_counter() - began

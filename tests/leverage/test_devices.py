@@ -12,6 +12,7 @@ from posing import PosingDevice
 
 import daskrr
 from daskrr import exact
+from daskrr.apps import text
 from daskrr.errors import DoesNotFit, InvalidParameter, SourceUnreachable
 from daskrr.kernels import Function, Gaussian, Laplacian, Linear, Matern
 from daskrr.kernels.cuda import BLOCKS_AT_ONCE
@@ -132,6 +133,7 @@ def test_job__that_is_done_is_done_on_any_device_and_one_that_is_not_starts_over
     first = daskrr.score_to_zarr(points, output, device="cuda", **given)
     assert "begun with" in caplog.text
     assert first["workers"]["device"] == "cuda"
+    assert "computed on" in text.scores(first)
     assert daskrr.score_to_zarr(points, output, device="cpu", **given) == first
     assert daskrr.jobs.verification.verify(output) == []
 
@@ -232,7 +234,10 @@ def test_plan__counts_the_memory_of_the_gpu(monkeypatch):
     assert (made.device, made.gpu, made.tile_rows) == ("cuda", "posing", 32768)
     assert 0 < made.gpu_bytes < GPU.memory
     assert "on posing" in str(made)
+    assert "matrix-multiply speed" not in str(made)
+    assert made.to_dict()["seconds_at_matmul_speed"] is None
     assert "on posing" not in str(plan(1000))
+    assert "matrix-multiply speed" in str(plan(1000))
     monkeypatch.setattr(devices, "usable_gpu", lambda: Gpu("tiny", 2**24))
     with pytest.raises(DoesNotFit, match="of GPU memory, and a tiny has 16 MiB"):
         daskrr.leverage_scores(rows(), Gaussian(1.0), 1e-2, 600, device="cuda", progress=False)

@@ -4,8 +4,10 @@ import dask
 import numpy as np
 import pytest
 from distributed import Client
+from posing import PosingDevice
 
 import daskrr
+from daskrr.kernels.device import using
 from daskrr.numerics import histogram
 from daskrr.runtime import scheduler, telemetry
 from daskrr.runtime.progress import Display, Event, Stage
@@ -148,15 +150,26 @@ def test_matmul_speed__keeps_the_best(monkeypatch):
     monkeypatch.setattr(telemetry, "_speeds", {})
     monkeypatch.setattr(telemetry, "MATMUL_SHARE", float("inf"))
     seconds = iter([0.5, 0.25, 1.0])
-    monkeypatch.setattr(telemetry, "_multiply", lambda dtype: next(seconds))
+    monkeypatch.setattr(telemetry, "_multiply", lambda device, size, dtype: next(seconds))
     flops = 2.0 * telemetry.MATMUL_SIZE**3
     assert [matmul_speed("float64") for _ in range(3)] == [2 * flops, 4 * flops, 4 * flops]
+
+
+def test_matmul_speed__is_that_of_the_device(monkeypatch):
+    monkeypatch.setattr(telemetry, "_speeds", {})
+    monkeypatch.setattr(telemetry, "GPU_MATMUL_SIZE", 300)
+    device = PosingDevice()
+    with using(device):
+        assert matmul_speed("float64") > 0
+    assert device.fetched == {(256, 256): 1, (1, 300): 1}
+    assert matmul_speed("float64") > 0
+    assert {name for name, _ in telemetry._speeds} == {"cpu", "cuda"}
 
 
 def test_matmul_speed__is_measured_rarely(monkeypatch):
     monkeypatch.setattr(telemetry, "_speeds", {})
     measured = []
-    monkeypatch.setattr(telemetry, "_multiply", lambda dtype: measured.append(dtype) or 1.0)
+    monkeypatch.setattr(telemetry, "_multiply", lambda device, size, dtype: measured.append(dtype) or 1.0)
     for _ in range(100):
         matmul_speed("float32")
     assert measured == ["float32"]
