@@ -147,4 +147,6 @@ def plan(
     1
     """
     problem = state_problem(X, kernel, ridge, landmarks, **options)
-    return problem.plan if workers is None else problem.planned(Workers.embedded(check_count("workers", workers))).plan
+    if workers is None:
+        return problem.plan
+    return problem.planned(Workers.embedded(check_count("workers", workers), problem.executor.device)).plan

@@ -166,9 +166,9 @@ class Workers:
         return cls(max(1, len(found)), each, n_threads, limits, True, idle, executor.device)
 
     @classmethod
-    def embedded(cls, n_workers: int) -> "Workers":
+    def embedded(cls, n_workers: int, device: Choice = PROCESSOR) -> "Workers":
         """``n_workers`` processes of one thread each."""
-        return cls(n_workers, 1, n_workers, {}, apart=True)
+        return cls(n_workers, 1, n_workers, {}, apart=True, device=device)
 
 
 def make_plan(rows: Rows, dtype: np.dtype, work: Workload, wanted_rows: int | None, workers: Workers) -> Plan:

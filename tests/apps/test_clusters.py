@@ -25,7 +25,7 @@ def test_local_cluster__has_a_worker_for_each_gpu_it_computes_on(device, gpu, ex
     monkeypatch.setattr(clusters, "usable_gpu", lambda: Gpu("posing", 2**30) if gpu else None)
     monkeypatch.setattr("daskrr.machine.visible_gpus", lambda: ["0", "1", "2"])
     with dask.config.set({"daskrr.device": device}):
-        assert clusters._default_workers() == expected
+        assert clusters.default_workers() == expected
 
 
 def test_device__is_set_as_long_as_the_client_is_there():

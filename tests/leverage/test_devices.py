@@ -238,6 +238,7 @@ def test_plan__counts_the_memory_of_the_gpu(monkeypatch):
     assert made.to_dict()["seconds_at_matmul_speed"] is None
     assert "on posing" not in str(plan(1000))
     assert "matrix-multiply speed" in str(plan(1000))
+    assert plan(1000, workers=3, device="cuda").gpu == "posing"
     monkeypatch.setattr(devices, "usable_gpu", lambda: Gpu("tiny", 2**24))
     with pytest.raises(DoesNotFit, match="of GPU memory, and a tiny has 16 MiB"):
         daskrr.leverage_scores(rows(), Gaussian(1.0), 1e-2, 600, device="cuda", progress=False)

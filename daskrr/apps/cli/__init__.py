@@ -16,6 +16,7 @@ from daskrr.apps.cli.options import (
     cluster_option,
     cluster_options,
     debug_option,
+    device_option,
     grouped,
     interval_options,
     json_option,
@@ -336,6 +337,7 @@ def sample(**options: Any) -> None:
 @interval_options
 @table_options
 @workers_option
+@device_option
 @json_option
 @debug_option
 def plan(**options: Any) -> None:

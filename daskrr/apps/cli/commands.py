@@ -290,9 +290,9 @@ def plan(
     as_json: bool,
 ) -> None:
     """Run ``daskrr plan``."""
-    workers = cluster["workers"] or clusters.CPU_COUNT
     chosen, arguments = make_kernel(kernel), model_arguments(model)
-    with tempfile.TemporaryDirectory() as folder:
+    with clusters.configured(cluster["device"]), tempfile.TemporaryDirectory() as folder:
+        workers = cluster["workers"] or clusters.default_workers()
         stored = points_given(points, f"{folder}/output", table, overwrite=False, quiet=True)
         _plan(stored, chosen, arguments, workers, as_json, shown=points)
 

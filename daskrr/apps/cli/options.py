@@ -357,16 +357,17 @@ tls_options = _all_of(
         "--require-tls", is_flag=True, help="Refuse a cluster elsewhere that is not encrypted, instead of warning."
     ),
 )
+device_option = click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    help="What workers compute on: cpu, GPUs of NVIDIA (cuda), or those where all workers have one (auto); what "
+    "Dask's configuration says by default, which is cpu. A local cluster has one worker for each GPU.",
+)
 cluster_options = _all_of(
     cluster_option("local"),
     workers_option,
     click.option("--memory-limit", metavar="SIZE", help="Memory of each worker of a local cluster, such as 2GiB."),
-    click.option(
-        "--device",
-        type=click.Choice(["auto", "cpu", "cuda"]),
-        help="What workers compute on: cpu, GPUs of NVIDIA (cuda), or those where all workers have one (auto); what "
-        "Dask's configuration says by default, which is cpu. A local cluster has one worker for each GPU.",
-    ),
+    device_option,
     tls_options,
 )
 

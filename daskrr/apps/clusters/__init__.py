@@ -77,7 +77,7 @@ def local_cluster(
     with nullcontext() if asynchronous else configured, held_interrupts(SECONDS_TO_STOP_STARTING) as came:
         with deaf_children():
             cluster = LocalCluster(
-                n_workers=_default_workers() if workers is None else workers,
+                n_workers=default_workers() if workers is None else workers,
                 threads_per_worker=1,
                 processes=True,
                 memory_limit="auto" if memory_limit is None else memory_bytes(memory_limit),
@@ -94,7 +94,8 @@ def local_cluster(
     return cluster
 
 
-def _default_workers() -> int:
+def default_workers() -> int:
+    """How many a local cluster has: one for each GPU that is computed on, or for each core."""
     computes_on_gpus = config.get("device") != CPU and usable_gpu() is not None
     return len(machine.visible_gpus()) if computes_on_gpus else CPU_COUNT
 
@@ -202,8 +203,13 @@ def check(
 
 @contextmanager
 def _computing_on(device: str | None, client_of: AbstractContextManager[Client]) -> Iterator[Client]:
-    with nullcontext() if device is None else dask.config.set({"daskrr.device": device}), client_of as client:
+    with configured(device), client_of as client:
         yield client
+
+
+def configured(device: str | None) -> AbstractContextManager[Any]:
+    """Have runs compute on a device, unless it is None, for a while."""
+    return nullcontext() if device is None else dask.config.set({"daskrr.device": device})
 
 
 def is_local(cluster: str | None) -> bool:
