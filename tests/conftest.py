@@ -46,10 +46,15 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TMPDIR"], tempfile.tempdir = str(MEMORY), None
 
 
+def is_asked_for(marker: str, config: pytest.Config) -> bool:
+    """Whether tests with a marker are among those that -m asks for by name."""
+    return re.search(rf"(?<!not )\b{marker}\b", config.option.markexpr) is not None
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out tests of deploy/ unless they are asked for by their marker: what they import is not everywhere."""
-    wanted = re.search(r"(?<!not )\bdeploy\b", config.option.markexpr)
-    return True if collection_path.is_relative_to(Path(__file__).parent / "deploy") and not wanted else None
+    is_one = collection_path.is_relative_to(Path(__file__).parent / "deploy")
+    return True if is_one and not is_asked_for("deploy", config) else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -58,7 +63,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files in a random order, and the tests of each, so that fixtures of modules are made once."""
+    """Leave out tests on GPUs unless they are asked for, slow ones too; on demand, files in a random order.
+
+    The tests of each file stay together, so that fixtures of modules are made once.
+    """
+    if not is_asked_for("gpu", config):
+        there = {item for item in items if item.get_closest_marker("gpu") is not None}
+        config.hook.pytest_deselected(items=list(there))
+        items[:] = [item for item in items if item not in there]
     if (seed := config.getoption("--shuffle")) is not None:
         chance = random.Random(seed)
         place = {name: chance.random() for name in sorted({item.path for item in items})}
