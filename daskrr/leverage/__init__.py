@@ -76,8 +76,8 @@ def leverage_scores(
     missing_chunks
         ``"refuse"`` an input with chunks that were never written, or read them as their ``"fill"`` value.
     block_rows
-        Rows of a block, rounded to whole input chunks. The default depends on p and the chunks alone, since it changes
-        the last bits of the result.
+        Rows of a block, rounded to whole input chunks. The default depends on p, the device and the chunks alone,
+        since it changes the last bits of the result.
     sample_weight
         (n,) above zero, or one number for all rows: a weight m counts a row as m repeats of it would, and the score of
         the row is that of one of them. The ridge adds λ·Σw then, the weighted sum of the scores is the effective

@@ -157,7 +157,7 @@ class LocalExecutor:
 
     def check(self, rows: Rows) -> None:
         """This process has opened the rows already."""
-        self.workers = describe([facts()], self.device)
+        self.workers = describe([facts(self.device.name)], self.device.name)
 
 
 def _compute_here(one: Delayed) -> Any:
@@ -302,7 +302,7 @@ class ClusterExecutor:
         SourceUnreachable
             Naming the worker and what it cannot do.
         """
-        self.workers = describe(ask(self.client, rows), self.device)
+        self.workers = ask(self.client, rows, self.device.name)
 
 
 def _in_order(work: Iterator[tuple[Delayed, Any]]) -> Iterator[tuple[Delayed, Any]]:

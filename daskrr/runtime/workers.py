@@ -18,7 +18,8 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from daskrr import __version__, machine
 from daskrr.errors import SourceUnreachable
-from daskrr.runtime.devices import CPU, CUDA, PROCESSOR, Choice
+from daskrr.runtime import devices
+from daskrr.runtime.devices import CPU, CUDA
 from daskrr.runtime.futures import reachable
 from daskrr.runtime.rows import Rows, check_reachable, has_no_path, is_process_bound
 
@@ -42,8 +43,8 @@ def settle_in(worker: distributed.Worker) -> None:
         zarr.config.set({"threading.max_workers": 2 * n_threads})
 
 
-def ask(client: distributed.Client, rows: Rows) -> list[dict[str, str]]:
-    """The facts of every worker, once each has opened the input and has our version of daskrr.
+def ask(client: distributed.Client, rows: Rows, device: str) -> dict[str, Any]:
+    """How many workers there are and of which kinds, once each has opened the input and has our version of daskrr.
 
     Raises
     ------
@@ -62,8 +63,8 @@ def ask(client: distributed.Client, rows: Rows) -> list[dict[str, str]]:
         )
     _hear_of_losses(client)
     with reachable(client):
-        answers = client.run(_worker_report, _reference(rows), on_error="return")
-    return [_checked(address, answer) for address, answer in answers.items()]
+        answers = client.run(_worker_report, _reference(rows), device, on_error="return")
+    return describe([_checked(address, answer) for address, answer in answers.items()], device)
 
 
 class LossPlugin(SchedulerPlugin):
@@ -103,14 +104,14 @@ def _reference(rows: Rows) -> Rows | None:
     return None if has_no_path(rows.origin) else rows
 
 
-def _worker_report(rows: Rows | None) -> tuple[str, str, dict[str, str]]:
+def _worker_report(rows: Rows | None, device: str) -> tuple[str, str, dict[str, str]]:
     """The version of daskrr on this worker, why it cannot read ``rows``, if so, and its :func:`facts`."""
     try:
         if rows is not None:
             check_reachable(rows)
     except SourceUnreachable as error:
         return __version__, str(error), {}
-    return __version__, "", facts()
+    return __version__, "", facts(device)
 
 
 def _checked(address: str, answer: Any) -> dict[str, str]:
@@ -125,25 +126,21 @@ def _checked(address: str, answer: Any) -> dict[str, str]:
     return kind
 
 
-def facts() -> dict[str, str]:
-    """What decides the last bits that this process computes: its kind of processor, and versions of libraries."""
+def facts(device: str = CPU) -> dict[str, str]:
+    """What decides the last bits that this process computes: its processor or GPU, and versions of libraries."""
     modules = {"numpy": np, "scipy": scipy, "zarr": zarr, "dask": dask}
-    gpu = machine.gpu()
-    kinds = {CPU: machine.processor(), CUDA: "" if gpu is None else gpu.name}
-    return kinds | {name: module.__version__ for name, module in modules.items()}
+    gpu = devices.usable_gpu() if device == CUDA else None
+    kind = machine.processor() if gpu is None else gpu.name
+    return {"processor": kind} | {name: module.__version__ for name, module in modules.items()}
 
 
-def describe(workers: Sequence[dict[str, str]], device: Choice = PROCESSOR) -> dict[str, Any]:
+def describe(workers: Sequence[dict[str, str]], device: str = CPU) -> dict[str, Any]:
     """How many workers there are and of which kinds; a mixture is reported, since bits may differ between them."""
     kinds = {name: sorted({one[name] for one in workers}) for name in workers[0]}
-    computing = {name: kinds.pop(name) for name in (CPU, CUDA)}
-    kinds = {"processor": computing[device.name]} | kinds
     for name, values in kinds.items():
         if len(values) > 1:
             log.warning(
                 "the workers differ in their %s (%s): the last bits of a result depend on which of them does what",
                 name, ", ".join(values),
             )  # fmt: skip
-    return {
-        "count": len(workers), "device": device.name, "processors": kinds.pop("processor"), "versions": kinds
-    }  # fmt: skip
+    return {"count": len(workers), "device": device, "processors": kinds.pop("processor"), "versions": kinds}

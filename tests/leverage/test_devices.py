@@ -89,6 +89,7 @@ def test_scores__are_certified_on_the_device(kernel, dtype, options, device, tmp
     assert np.median(np.abs(estimate / exactly - 1)) < 0.3
     assert found.summary["parameters"]["device"] == "cuda"
     assert found.summary["workers"]["device"] == "cuda"
+    assert found.summary["workers"]["processors"] == [devices.usable_gpu().name]
 
 
 def test_tiles__stay_on_the_device_and_factors_are_brought_once(posing):
@@ -187,6 +188,13 @@ def test_functions__that_do_not_take_its_arrays_are_refused_before_any_work(posi
 def test_device__that_is_not_there_is_refused(asked, match):
     with pytest.raises(InvalidParameter, match=match):
         daskrr.leverage_scores(rows(), Gaussian(1.0), 1e-2, 20, device=asked, progress=False)
+
+
+def test_gpu__is_not_asked_for_by_a_run_on_processors(monkeypatch):
+    """The driver takes time and memory."""
+    monkeypatch.setattr("daskrr.machine.gpu", lambda: pytest.fail("asked"))
+    found = daskrr.leverage_scores(rows(200), Gaussian(1.0), 1e-2, 20, device="cpu", progress=False)
+    assert found.summary["workers"]["device"] == "cpu"
 
 
 class FakeClient:

@@ -140,8 +140,8 @@ def test_workers__that_differ_are_reported(caplog):
     with caplog.at_level(logging.WARNING, "daskrr"):
         workers.describe([one, one])
         assert not caplog.records
-        found = workers.describe([one, one | {"cpu": "abacus", "scipy": "0.1"}])
-    assert found["processors"] == sorted(["abacus", one["cpu"]])
+        found = workers.describe([one, one | {"processor": "abacus", "scipy": "0.1"}])
+    assert found["processors"] == sorted(["abacus", one["processor"]])
     assert "differ in their processor" in caplog.text
     assert "differ in their scipy" in caplog.text
 
