@@ -39,7 +39,7 @@ def test_ask__has_a_worker_that_dies_told_and_none_that_is_told_to_go(tmp_path):
     log.addHandler(heard)
     try:
         with local_cluster(3, "1GiB") as cluster, Client(cluster) as client:
-            ask(client, open_rows(np.ones((5, 2))))
+            ask(client, open_rows(np.ones((5, 2))), "cpu")
             retired, victim, _ = client.nthreads()
             client.retire_workers([retired])
             where = {"workers": [victim], "allow_other_workers": True}
