@@ -33,8 +33,7 @@ class RecordedReceipts:
         if record is not None and record["attempt"] == self.attempt:
             return
         written = list(receipts)
-        for receipt in written:
-            self.staged.settle(receipt.start)
+        self.staged.settle(receipt.start for receipt in written)
         blocks = [receipt.to_record() for receipt in written]
         self.journal.write("receipts", span.start, {"attempt": self.attempt, "blocks": blocks})
 

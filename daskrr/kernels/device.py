@@ -73,8 +73,8 @@ class Accelerator(Device, ABC):
     """A device with memory and with routines of its own."""
 
     @abstractmethod
-    def multiply_rows(self, A: Any, B: Any) -> None:
-        """Overwrite each row b of B (m, p) by A b, where A (p, p) is lower triangular."""
+    def multiply_rows(self, A: Any, B: Any) -> Any:
+        """A b of each row b of B (m, p), where A (p, p) is lower triangular, in the memory of B or of the thread."""
 
     @abstractmethod
     def add_gram(self, B: Any, G: Any) -> None:

@@ -16,7 +16,7 @@ from daskrr.numerics.pass1 import chain_rows
 from daskrr.numerics.tiles import PANEL_BYTES, panel_rows, tile_rows
 from daskrr.nystrom.workload import Workload
 from daskrr.runtime.blocks import block_rows
-from daskrr.runtime.devices import CPU, PROCESSOR, Choice
+from daskrr.runtime.devices import CPU, PROCESSOR, TASKS_AT_ONCE, Choice
 from daskrr.runtime.executors import LEAST_WITH_ROWS, ClusterExecutor, Executor, window_size
 from daskrr.runtime.map_blocks import spans_of
 from daskrr.runtime.rows import JoinedRows, Rows, ZarrRows
@@ -167,8 +167,9 @@ class Workers:
 
     @classmethod
     def embedded(cls, n_workers: int, device: Choice = PROCESSOR) -> "Workers":
-        """``n_workers`` processes of one thread each."""
-        return cls(n_workers, 1, n_workers, {}, apart=True, device=device)
+        """``n_workers`` processes, as a local cluster has them."""
+        threads = 1 if device.gpu is None else TASKS_AT_ONCE
+        return cls(n_workers, threads, threads * n_workers, {}, apart=True, device=device)
 
 
 def make_plan(rows: Rows, dtype: np.dtype, work: Workload, wanted_rows: int | None, workers: Workers) -> Plan:
@@ -263,8 +264,14 @@ class _Memory:
         if len(self.spans) > 1:
             highest = max(span.n_rows for span in self.spans)
             waiting = min(FAN_IN, len(self.spans)) * self.drawn(highest) + 2 * self.drawn(self.rows.n_rows)
-        at_once = 1 if self.workers.device.gpu is None else cuda.BLOCKS_AT_ONCE
-        return self.workers.threads_each * at_once * self._thread + waiting + self._travelling
+        at_once = self._thread if self.workers.device.gpu is None else self._thread + cuda.BLOCKS_AT_ONCE * self._block
+        return self.workers.threads_each * at_once + waiting + self._travelling
+
+    @property
+    def _block(self) -> int:
+        """What one of several blocks under way on a GPU holds: a piece of the input, and what it has found."""
+        found = 8 * self.height * (16 + 8 * (self.work.n_ridges - 1)) + self.drawn(self.height)
+        return self.work.n_sums * self._matrix + self._pieces + found
 
     @property
     def _thread(self) -> int:

@@ -1,7 +1,6 @@
 """Blocks of scores as they are written: the check, the receipt, and what all receipts together say."""
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -118,7 +117,7 @@ def write_rows(
     staged.write(written, start)
     return Receipt(
         start=start,
-        sums=[math.fsum(values) for values in scored.whole("scores").T.tolist()],
+        sums=[float(np.sum(values)) for values in np.ascontiguousarray(scored.whole("scores").T)],
         top=top_of_block(TOP, "estimate", column, scored, start),
         widths=None if measurer is None else measurer(scored, start, *weights),
         saturated=np.count_nonzero(scored.estimate > SATURATED, axis=0).tolist(),

@@ -158,17 +158,30 @@ def invert_lower(L: NDArray) -> None:
         raise ZeroDivisionError("the triangular matrix is singular")
 
 
-def multiply_rows(A: NDArray, B: NDArray) -> None:
-    """Overwrite each row b of B (m, p) by A b, where A (p, p) is lower triangular."""
+def multiply_rows(A: NDArray, B: NDArray) -> NDArray:
+    """A b of each row b of B (m, p), where A (p, p) is lower triangular.
+
+    On the processor they replace B itself. On a device they may be elsewhere, in memory that the next product of the
+    thread but one uses again.
+    """
     m, p = B.shape
     if _check_square(A) != p or A.dtype != B.dtype or not B.flags.c_contiguous:
         raise ValueError(f"cannot multiply rows of {B.shape} {B.dtype} by {A.shape} {A.dtype} in place")
     if not m or not p:
-        return
+        return B
     if isinstance(where := device.home(B), Accelerator):
-        where.multiply_rows(where.keep(A), B)
-    else:
-        _call(cython_blas, "trmm", B.dtype, "L", "U", "T", "N", p, m, 1.0, A, p, B, p)
+        return where.multiply_rows(where.keep(A), B)
+    _call(cython_blas, "trmm", B.dtype, "L", "U", "T", "N", p, m, 1.0, A, p, B, p)
+    return B
+
+
+def solve_rows(A: NDArray, B: NDArray) -> None:
+    """Overwrite each row b of B (m, p) by A⁻¹ b, where A (p, p) is lower triangular."""
+    m, p = B.shape
+    if _check_square(A) != p or A.dtype != B.dtype or not B.flags.c_contiguous:
+        raise ValueError(f"cannot solve for rows of {B.shape} {B.dtype} with {A.shape} {A.dtype} in place")
+    if m and p:
+        _call(cython_blas, "trsm", B.dtype, "L", "U", "T", "N", p, m, 1.0, A, p, B, p)
 
 
 def add_gram(B: NDArray, G: NDArray) -> None:

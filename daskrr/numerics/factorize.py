@@ -1,8 +1,8 @@
 """The p × p algebra: factor once, apply many times.
 
-:func:`whiten` turns the kernel matrix W of the landmarks into the lower triangular matrix that maps a row of
-kernel columns to a row of B, with B Bᵀ = L, the Nyström approximation. :func:`ridge_factor` adds the ridge.
-Everything is float64, whatever the dtype of the tiles, and calls nothing that holds the GIL for long.
+:func:`daskrr.numerics.whitening.whiten` has turned the kernel matrix W of the landmarks into the matrix that maps a row
+of kernel columns to a row of B; :func:`ridge_factor` adds the ridge. Everything is float64, whatever the dtype of the
+tiles, and calls nothing that holds the GIL for long.
 """
 
 import math
@@ -13,14 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskrr.errors import KernelNotPositive, RidgeTooSmall
-from daskrr.numerics import blas
+from daskrr.errors import RidgeTooSmall
+from daskrr.numerics import blas, panels
 from daskrr.numerics.bounds import kernel_noise
-
-UNIT_ROUNDOFF = {np.dtype(np.float64): 2.0**-53, np.dtype(np.float32): 2.0**-24}
-
-# Least error of a kernel's entries, in unit roundoffs.
-LEAST_ROUNDOFFS = 4.0
+from daskrr.numerics.whitening import UNIT_ROUNDOFF, Whitening
 
 # Largest relative error of a score, and largest share of the ridge, that round-off may have.
 MAX_SCORE_ERROR = 0.1
@@ -33,36 +29,6 @@ COMBINED_LIMIT = {np.dtype(np.float64): 1e-7, np.dtype(np.float32): 1e-3}
 def shift_of(n_rows: float, ridge: float) -> float:
     """The multiple of the identity that the ridge λ adds to the kernel matrix: n·λ."""
     return n_rows * ridge
-
-
-@dataclass(frozen=True)
-class Whitening:
-    """Factor of W: ``inverse @ c`` is the row of B that belongs to the row c of kernel columns.
-
-    Attributes
-    ----------
-    pivots
-        Positions of the kept landmarks among those given, in the order of the columns c.
-    inverse
-        Lower triangular (r, r): R⁻¹ D⁻¹ with D the square roots of the diagonal of W.
-    shift
-        What was added to the unit diagonal of D⁻¹ W D⁻¹ so that rounding cannot lift L above the kernel matrix.
-    kernel_error
-        Measured error of an entry of the tile kernel, relative to the diagonal.
-    smallest_pivot
-        Smallest pivot that was kept (NaN when none was).
-    """
-
-    pivots: NDArray[np.intp]
-    inverse: NDArray[np.float64]
-    shift: float
-    kernel_error: float
-    smallest_pivot: float
-
-    @property
-    def rank(self) -> int:
-        """Number of landmarks kept."""
-        return len(self.pivots)
 
 
 @dataclass(frozen=True)
@@ -111,97 +77,6 @@ def residual_error(n_landmarks: int, error: float) -> float:
     return 2.0 * (n_landmarks + 8) * error
 
 
-def kernel_error(tile: NDArray, W: NDArray, tile_dtype: np.dtype) -> float:
-    """Entry error of the tile kernel on the landmarks: twice the largest seen, and no less than a few roundoffs.
-
-    A few landmarks may be exact by luck, and what is computed from their columns is rounded in any case.
-    """
-    least = LEAST_ROUNDOFFS * UNIT_ROUNDOFF[tile_dtype]
-    scale = np.sqrt(np.maximum(np.diagonal(W), 0.0))
-    kept = scale > 0
-    if not kept.any():
-        return least
-    difference = np.abs(tile.astype(np.float64) - W)[np.ix_(kept, kept)]
-    difference /= scale[kept, None]
-    difference /= scale[kept]
-    return max(least, 2.0 * float(difference.max()))
-
-
-def whiten(
-    W: NDArray[np.float64],
-    error: float,
-    tile_dtype: np.dtype,
-    penalty: NDArray[np.float64] | None = None,
-) -> Whitening:
-    """Factor the kernel matrix of the landmarks (Algorithm, steps 2 and 3).
-
-    Parameters
-    ----------
-    W
-        (p, p), symmetric, its diagonal exactly k(x_j, x_j).
-    error
-        Entry error of the tile kernel, see :func:`kernel_error`.
-    tile_dtype
-        dtype of the tiles that the factor will be applied to.
-    penalty
-        (p,) added to the diagonal of W: the regularised approximation L_γ.
-
-    Raises
-    ------
-    KernelNotPositive
-        W has a negative pivot beyond round-off.
-    """
-    p = len(W)
-    diagonal = np.diagonal(W).copy()
-    kept = _positive_landmarks(W, diagonal)
-    scale = np.sqrt(diagonal[kept])
-    unit = W[np.ix_(kept, kept)] / scale[:, None] / scale
-    np.fill_diagonal(unit, 1.0)
-    shift = (8.0 if tile_dtype == np.float64 else 2.0) * p * error
-    unit.flat[:: len(unit) + 1] += shift
-    if penalty is not None:
-        unit.flat[:: len(unit) + 1] += penalty[kept] / diagonal[kept]
-    # A landmark that another one repeats has the pivot 2·shift: it must fall, whatever its last bits are.
-    R = unit.copy()
-    pivots, rank = blas.pivoted_cholesky(R, 3.0 * shift)
-    _check_positive(unit, R, pivots, rank, shift, kept)
-    R = np.tril(R[:rank, :rank])
-    smallest = float(np.diagonal(R).min() ** 2) if rank else float("nan")
-    blas.invert_lower(R)
-    R /= scale[pivots[:rank]]
-    return Whitening(kept[pivots[:rank]], R, shift, error, smallest)
-
-
-def _positive_landmarks(W: NDArray, diagonal: NDArray) -> NDArray[np.intp]:
-    """Positions with k(x, x) > 0; a zero diagonal entry is dropped, its row must be zero too."""
-    worst = int(np.argmin(diagonal)) if len(diagonal) else 0
-    if len(diagonal) and not diagonal[worst] >= 0:
-        raise _not_positive(worst, diagonal[worst])
-    zero = np.flatnonzero(diagonal == 0)
-    if len(zero) and np.abs(W[zero]).max() > 0:
-        raise _not_positive(int(zero[np.abs(W[zero]).max(axis=1).argmax()]), 0.0)
-    return np.flatnonzero(diagonal > 0)
-
-
-def _check_positive(unit: NDArray, R: NDArray, pivots: NDArray, rank: int, shift: float, kept: NDArray) -> None:
-    """What is left of W after the kept pivots must vanish up to the tolerance: a positive matrix has no more."""
-    dropped = pivots[rank:]
-    if not len(dropped):
-        return
-    left = unit[np.ix_(dropped, dropped)] - R[rank:, :rank] @ R[rank:, :rank].T
-    position = int(np.abs(left).max(axis=1).argmax())
-    if np.abs(left[position]).max() > 6.0 * shift:
-        raise _not_positive(int(kept[dropped[position]]), float(left[position].min()))
-
-
-def _not_positive(position: int, pivot: float) -> KernelNotPositive:
-    return KernelNotPositive(
-        f"the kernel is not positive semi-definite on the landmarks: landmark number {position} has the pivot "
-        f"{pivot:.3g} in units of its diagonal entry, where at least 0 was expected. "
-        "Use a positive semi-definite kernel, or correct its formula."
-    )
-
-
 def ridge_factor(
     G: NDArray[np.float64],
     whitening: Whitening | None,
@@ -221,7 +96,7 @@ def ridge_factor(
     RidgeTooSmall
         Round-off in G would decide the scores.
     """
-    G = blas.mirror_lower(G)
+    G = panels.mirrored(G)
     norm = largest_eigenvalue(G)
     shifts = [shift_of(n_rows, ridge) for ridge in ridges]
     errors = gram_errors(len(G), norm, gram_error, n_rows, ridges, tile_dtype)
@@ -295,20 +170,21 @@ def gram_ridge(rank: int, norm: float, gram_error: float, n_rows: float, tile_dt
 
 def _triangular(G: NDArray, whitening: Whitening | None, shifts: list[float]) -> tuple[Any, ...]:
     """M⁻¹ with M Mᵀ = G + shift·I, its product with the factor of W, and the effective dimension."""
-    M = G.copy()
-    M.flat[:: len(M) + 1] += shifts[0]
-    if bad := blas.cholesky(M):
+    M, bad = _inverse_factor(G, shifts[0])
+    if bad:
         raise RidgeTooSmall(f"the Gram matrix plus {shifts[0]:.3g} is not positive: pivot {bad} of {len(G)} failed.")
-    M = np.tril(M)
-    blas.invert_lower(M)
-    product = G.copy()
-    blas.multiply_rows(M, product)  # G M⁻ᵀ
-    combined = None
-    if whitening:
-        transposed = whitening.inverse.T.copy()
-        blas.multiply_rows(M, transposed)  # R⁻ᵀ M⁻ᵀ
-        combined = np.ascontiguousarray(transposed.T)
-    return M, combined, None, [float(np.einsum("ij,ji->", M, product))]
+    combined = panels.lower_product(M, whitening.inverse) if whitening else None
+    return M, combined, None, [panels.trace_of_form(M, G)]
+
+
+def _inverse_factor(G: NDArray, shift: float) -> tuple[NDArray[np.float64], int]:
+    """M⁻¹ with M Mᵀ = G + shift·I, and 0 or the number of the first bad pivot."""
+    M = panels.lower(G)
+    M.flat[:: len(M) + 1] += shift
+    if bad := panels.cholesky(M):
+        return M, bad
+    panels.invert_lower(M)
+    return M, 0
 
 
 def _rotation(G: NDArray, whitening: Whitening | None, shifts: list[float]) -> tuple[Any, ...]:
@@ -333,12 +209,9 @@ def _leading(
 
 def subset_factor(W: NDArray[np.float64], shift: float) -> NDArray[np.float64]:
     """Lower triangular inverse of the Cholesky factor of W + shift·I, for scores among the landmarks alone."""
-    M = W.copy()
-    M.flat[:: len(M) + 1] += shift
-    if bad := blas.cholesky(M):
+    M, bad = _inverse_factor(W, shift)
+    if bad:
         raise RidgeTooSmall(f"the landmarks' kernel matrix plus {shift:.3g} is not positive: pivot {bad} failed.")
-    M = np.tril(M)
-    blas.invert_lower(M)
     return M
 
 
@@ -384,7 +257,7 @@ def largest_eigenvalue(G: NDArray, iterations: int = 30) -> float:
     vector = np.random.default_rng(0).standard_normal(len(G))
     value = 0.0
     for _ in range(iterations):
-        vector = G @ vector
+        vector = panels.times_vector(G, vector)
         value = float(np.linalg.norm(vector))
         if value == 0.0:
             return 0.0

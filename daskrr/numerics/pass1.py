@@ -256,8 +256,8 @@ def gram_block(
     for piece in reader:
         diagonal, before = whitener.diagonal(piece), reader.n_rows - len(piece)
         tile_residuals = [np.empty(0)]
-        for rows, _, B in kernel_tiles(whitener.columns, piece, rank, dtype):
-            blas.multiply_rows(whitener.inverse, B)
+        for rows, _, C in kernel_tiles(whitener.columns, piece, rank, dtype):
+            B = blas.multiply_rows(whitener.inverse, C)
             tile_residuals.append(diagonal[rows] - blas.row_norms(B))
             if sums is not None:
                 sums.add(B, piece[rows], before + rows.start)
@@ -287,9 +287,8 @@ def gram_block(
 def whitened_rows(whitener: Whitener, X: NDArray) -> NDArray[np.float64]:
     """Rows of B (m, r) of a few rows X (m, d), as pass 1 computes them."""
     B = np.empty((len(X), len(whitener.inverse)))
-    for rows, _, tile in kernel_tiles(whitener.columns, X, B.shape[1], whitener.inverse.dtype):
-        blas.multiply_rows(whitener.inverse, tile)
-        B[rows] = current().get(tile)
+    for rows, _, C in kernel_tiles(whitener.columns, X, B.shape[1], whitener.inverse.dtype):
+        B[rows] = current().get(blas.multiply_rows(whitener.inverse, C))
     return B
 
 

@@ -116,8 +116,7 @@ class Subset:
         for column, factor in enumerate(self.factors):
             V = scratch("subset", C.shape, C.dtype)
             np.copyto(V, C)
-            blas.multiply_rows(factor, V)
-            norms[:, column] = blas.row_norms(V)
+            norms[:, column] = blas.row_norms(blas.multiply_rows(factor, V))
         return norms
 
     def bounds(
@@ -170,11 +169,11 @@ class Scorer:
         sums = np.empty((len(C), 0)) if self.leading is None else self.leading.sums(C, float(self.shifts[0]))
         if self.readings is None:
             for factor in self.factors:
-                blas.multiply_rows(factor, C)
+                C = blas.multiply_rows(factor, C)
             return blas.row_norms(C)[:, None], sums
         *triangular, rotation = self.factors
         for factor in triangular:
-            blas.multiply_rows(factor, C)
+            C = blas.multiply_rows(factor, C)
         squares = np.matmul(C, here(rotation).T, out=scratch("rotated", C.shape, C.dtype))
         np.multiply(squares, squares, out=squares)
         return current().get((squares @ here(self.readings)).astype(np.float64, copy=False)), sums
@@ -294,9 +293,8 @@ def _whiten_and_score(
     for piece in reader:
         start = first_row + reader.n_rows - len(piece)
         residual = np.array(whitener.diagonal(piece), np.float64)
-        for rows, _, B in kernel_tiles(whitener.columns, piece, len(whitener.inverse), whitener.inverse.dtype):
-            blas.multiply_rows(whitener.inverse, B)
-            residual[rows] -= blas.row_norms(B)
+        for rows, _, C in kernel_tiles(whitener.columns, piece, len(whitener.inverse), whitener.inverse.dtype):
+            residual[rows] -= blas.row_norms(blas.multiply_rows(whitener.inverse, C))
         check_overflow(residual, start)
         parts += _score_piece(scorer, piece, residual, start, is_new)
     checksums = np.array(reader.checksums, np.uint32)

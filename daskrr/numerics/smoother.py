@@ -171,7 +171,7 @@ def _smoothed(
     spectrum, shifts = smoother.spectrum, smoother.shifts
     *triangular, rotation = smoother.factors
     for factor in triangular:
-        blas.multiply_rows(factor, C)
+        C = blas.multiply_rows(factor, C)
     explained = blas.row_norms(C) if triangular else None
     device, Z = current(), scratch("rotated", (len(X), len(rotation)), C.dtype)
     np.matmul(C, here(rotation).T, out=Z)

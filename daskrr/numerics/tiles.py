@@ -10,12 +10,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from daskrr.errors import InvalidData
 from daskrr.kernels.device import current, home, scratch
+from daskrr.numerics.checksum import crc32c
 
 Columns = Callable[[NDArray, NDArray], None]
 Diagonal = Callable[[NDArray], NDArray]
@@ -87,7 +87,7 @@ class BlockReader:
             if place == 0 or not self.checksums:
                 self.checksums.append(0)
             stop = min(done + unit - place, len(piece))
-            self.checksums[-1] = google_crc32c.extend(self.checksums[-1], piece[done:stop])
+            self.checksums[-1] = crc32c(piece[done:stop], self.checksums[-1])
             done = stop
 
     def name(self, number: int) -> str:

@@ -289,7 +289,7 @@ def _probe(
     inverse = payload.factors[0]
     with blas.one_thread():
         B = np.ascontiguousarray(kernel(rows.X[chosen], payload.landmarks))
-        blas.multiply_rows(inverse, B)
+        B = blas.multiply_rows(inverse, B)
         coefficients = np.ascontiguousarray((B @ inverse).T)
     return ProbeRows(
         X=rows.X[chosen],

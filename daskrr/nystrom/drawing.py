@@ -17,6 +17,7 @@ from daskrr.numerics.tiles import check_finite
 from daskrr.nystrom import landmarks as draws
 from daskrr.nystrom.landmarks import Landmarks, ScoreFidelity
 from daskrr.runtime.blocks import Block, split
+from daskrr.runtime.devices import within_call
 from daskrr.runtime.executors import Executor
 from daskrr.runtime.map_blocks import BlockMap, Run, map_blocks
 from daskrr.runtime.rows import Rows, narrowed, pieces
@@ -216,13 +217,15 @@ def _take(
     height: int, called: str, source: Any, start: int, positions: NDArray[np.int64], n_rows: int
 ) -> NDArray[np.float64]:
     """The wanted rows of some blocks of so many rows, in float64, all finite; blocks without any are not read."""
-    taken = []
-    for first in (np.unique(positions // height) * height).tolist():
+
+    def take(first: int) -> NDArray[np.float64]:
         stop = min(first + height, n_rows)
         wanted = positions[(positions >= first) & (positions < stop)]
         block = source if n_rows <= height else narrowed(source, first, stop)
-        taken.append(_take_from(pieces(block), called, start, first, wanted))
-    return np.concatenate(taken)
+        return _take_from(pieces(block), called, start, first, wanted)
+
+    firsts = (np.unique(positions // height) * height).tolist()
+    return np.concatenate(list(within_call(partial(take, first) for first in firsts)))
 
 
 def _take_from(

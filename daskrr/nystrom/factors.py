@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from daskrr.numerics.factorize import (
     RidgeFactor,
-    Whitening,
     gram_eigenvalues,
     ridge_factor,
     shift_of,
     subset_factor,
     sum_error,
 )
-from daskrr.numerics.factorize import whiten as factor_landmarks
+from daskrr.numerics.whitening import Whitening
+from daskrr.numerics.whitening import whiten as factor_landmarks
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ from daskrr.kernels import Kernel
 from daskrr.kernels.device import current
 from daskrr.kernels.weighted import Weighted
 from daskrr.numerics import blas
-from daskrr.numerics.factorize import check_resolution, kernel_error
+from daskrr.numerics.factorize import check_resolution
 from daskrr.numerics.pass1 import Draw, GramPart, Totals
 from daskrr.numerics.reservoir import Reservoir
 from daskrr.numerics.ridge import middle
 from daskrr.numerics.tiles import fill_tile
+from daskrr.numerics.whitening import kernel_error
 from daskrr.nystrom import factors
 from daskrr.nystrom.checkpoints import Earlier, RecordedSums, most_additions, sum_span, summing
 from daskrr.nystrom.factors import GramMatrix, LandmarkMatrix, Whitened

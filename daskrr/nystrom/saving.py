@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from daskrr import __version__
 from daskrr.errors import InvalidData
-from daskrr.numerics.factorize import RidgeFactor, Whitening
+from daskrr.numerics.factorize import RidgeFactor
+from daskrr.numerics.whitening import Whitening
 from daskrr.nystrom.factors import Factors, ProbeRows, TileFactors
 from daskrr.storage.output import FORMAT, RESULT_KEY, Output, is_begun
 from daskrr.storage.saving import kind_of

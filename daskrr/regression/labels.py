@@ -208,9 +208,9 @@ class LookupBlock(MadeBlock):
         """Some of them."""
         return LookupBlock(self.lookup, tuple(narrowed(one, first, last) for one in self.sources))
 
-    def remembering(self) -> "LookupBlock":
+    def remembering(self, ahead: bool) -> "LookupBlock":
         """The same for one task."""
-        return LookupBlock(self.lookup, tuple(for_one_task(one) for one in self.sources))
+        return LookupBlock(self.lookup, tuple(for_one_task(one, ahead) for one in self.sources))
 
 
 def _looked_up(lookup: Lookup, *sources: Any) -> NDArray[np.float64]:

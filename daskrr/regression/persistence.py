@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from daskrr import __version__
 from daskrr.errors import InvalidData
 from daskrr.kernels import Kernel, as_kernel, from_spec
-from daskrr.numerics.factorize import Whitening
 from daskrr.numerics.ridge import Solution, Sums
+from daskrr.numerics.whitening import Whitening
 from daskrr.nystrom.saving import square_of, triangle_of
 from daskrr.nystrom.strategies import from_plain, is_strategy, plain
 from daskrr.regression.factors import FitFactors, with_solution

@@ -12,8 +12,9 @@ MAX_BLOCK_ROWS = 65536
 MAX_BLOCK_BYTES = 128 * 2**20
 ROWS_PER_LANDMARK = 8
 
-# A GPU has done with a block before a processor has read it, unless it is a large one.
-GPU_BLOCK_ROWS = 2**17
+# A GPU has done with a block before a processor has read it, unless it is a large one, and the more landmarks there are
+# the longer takes the sum that comes back.
+GPU_BLOCK_ROWS, GPU_ROWS_PER_LANDMARK = 2**17, 2**6
 
 # A byte is decoded in about the time of 50 flops, and may take a twentieth of a block's time.
 FLOPS_PER_DECODED_BYTE = 1000
@@ -43,7 +44,9 @@ def block_rows(n_landmarks: int, rows: Rows, wanted: int | None = None, on_gpu: 
     if wanted is None:
         by_flops = min(MAX_BLOCK_ROWS, int(BLOCK_FLOPS / n_landmarks**2))
         wanted = min(max(by_flops, ROWS_PER_LANDMARK * n_landmarks), MAX_BLOCK_ROWS // 2)
-        wanted = GPU_BLOCK_ROWS if on_gpu else 1 << (wanted - 1).bit_length()
+        if on_gpu:
+            wanted = max(GPU_BLOCK_ROWS, GPU_ROWS_PER_LANDMARK * n_landmarks)
+        wanted = 1 << (wanted - 1).bit_length()
         wanted = max(1, min(wanted, MAX_BLOCK_BYTES // rows.row_bytes))
         worth_decoding = FLOPS_PER_DECODED_BYTE * unit * rows.row_bytes / (2 * n_landmarks**2)
         wanted = max(wanted, min(unit, int(worth_decoding)))

@@ -29,6 +29,9 @@ T = TypeVar("T")
 
 CPU, CUDA, AUTO = "cpu", "cuda", "auto"
 
+# Tasks that a worker with a GPU is given at a time: one begins while what the other has found is written.
+TASKS_AT_ONCE = 2
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -88,6 +91,11 @@ def usable_gpu() -> Gpu | None:
     return None if find_spec("cupy") is None else machine.gpu()
 
 
+def computes_on_gpu() -> bool:
+    """Whether this process has a GPU, and the device that is set may be one."""
+    return config.get("device") != CPU and usable_gpu() is not None
+
+
 def device_of(name: str) -> Device:
     """The device that a task computes on, where it runs."""
     return cuda_device() if name == CUDA else device.HOST
@@ -99,9 +107,16 @@ def call_on(name: str, function: Callable[..., T], *arguments: Any) -> T:
         return function(*arguments)
 
 
-def in_order(name: str, calls: Iterator[Callable[[], T]]) -> Iterator[T]:
+def within_call(calls: Iterator[Callable[[], T]]) -> Iterator[T]:
+    """The same for calls that are part of one on the device of this thread."""
+    return in_order(device.current().name, calls, _more_threads)
+
+
+def in_order(
+    name: str, calls: Iterator[Callable[[], T]], threads: Callable[[], ThreadPoolExecutor] | None = None
+) -> Iterator[T]:
     """What the calls return, one after the other; on a GPU, some that follow are under way meanwhile."""
-    where = device_of(name)
+    where, pool = device_of(name), threads or _threads
     if where.is_host:
         yield from (call() for call in calls)
         return
@@ -109,7 +124,7 @@ def in_order(name: str, calls: Iterator[Callable[[], T]]) -> Iterator[T]:
     try:
         for call in calls:
             # Of its own, since two threads cannot be in the same one.
-            waiting.append(_threads().submit(copy_context().run, call_on, name, call))
+            waiting.append(pool().submit(copy_context().run, call_on, name, call))
             if len(waiting) == BLOCKS_AT_ONCE:
                 yield waiting.popleft().result()
         while waiting:
@@ -124,3 +139,9 @@ def in_order(name: str, calls: Iterator[Callable[[], T]]) -> Iterator[T]:
 def _threads() -> ThreadPoolExecutor:
     """Threads that compute on the GPU of this process; each keeps its memory there."""
     return ThreadPoolExecutor(BLOCKS_AT_ONCE, thread_name_prefix="daskrr-gpu")
+
+
+@cache
+def _more_threads() -> ThreadPoolExecutor:
+    """Others, for those that wait for parts of what they do: if they waited for their like, all might."""
+    return ThreadPoolExecutor(BLOCKS_AT_ONCE, thread_name_prefix="daskrr-gpu-part")

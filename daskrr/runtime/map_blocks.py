@@ -20,12 +20,21 @@ from dask.highlevelgraph import HighLevelGraph
 
 from daskrr.errors import PoisonBlock
 from daskrr.runtime.blocks import Block, block_rows
-from daskrr.runtime.devices import CPU, Choice, in_order
+from daskrr.runtime.devices import CPU, TASKS_AT_ONCE, Choice, in_order
 from daskrr.runtime.executors import Executor, batch_size, executor
 from daskrr.runtime.progress import Reporter, Stage, silent
 from daskrr.runtime.rows import Rows, for_one_task, narrowed
 from daskrr.runtime.sealing import call_unsealed, seal, unseal
-from daskrr.runtime.tree import NodeSums, Span, blocks_of_a_span, cut, single_blocks, sum_node
+from daskrr.runtime.tree import (
+    GPU_SPAN_BLOCKS,
+    LEAST_GPU_SPAN_BLOCKS,
+    NodeSums,
+    Span,
+    blocks_of_a_span,
+    cut,
+    single_blocks,
+    sum_node,
+)
 from daskrr.storage.journal import Journal
 
 # Small results come to this process so many spans at a time: all of them together would be a load on the workers.
@@ -33,6 +42,7 @@ FETCHED_TOGETHER = 64
 
 # Makes what a task returns, of its span and the results of its blocks as they come.
 Reduce = Callable[[Span, Iterator[Any]], Any]
+Settle = Callable[[Iterable[int]], None]
 
 
 class Where(Protocol):
@@ -91,9 +101,14 @@ def spans_of(
 
     What is sent with a task, or made by others for it, is in memory as a whole: such rows have spans of one block.
     """
-    n_threads, on_gpu = where.n_threads, where.device.gpu is not None
-    most = blocks_of_a_span(height, row_flops, sum_bytes, n_threads, on_gpu) if rows.is_stored else 1.0
-    return cut(rows.n_rows, height, n_threads, most, cut_at)
+    if not rows.is_stored:
+        return cut(rows.n_rows, height, where.n_threads, 1.0, cut_at)
+    if where.device.gpu is not None:
+        n_gpus = max(1, where.n_threads // TASKS_AT_ONCE)
+        return cut(rows.n_rows, height, n_gpus, GPU_SPAN_BLOCKS, cut_at, LEAST_GPU_SPAN_BLOCKS)
+    return cut(
+        rows.n_rows, height, where.n_threads, blocks_of_a_span(height, row_flops, sum_bytes, where.n_threads), cut_at
+    )
 
 
 def map_blocks(
@@ -194,10 +209,10 @@ class BlockMap:
                 stage.advance(rows=span.n_rows)
         return [handles[span.index] for span in self.spans]
 
-    def values(self, title: str = "", row_flops: float = 0.0, settle: Callable[[int], None] | None = None) -> list[Any]:
+    def values(self, title: str = "", row_flops: float = 0.0, settle: Settle | None = None) -> list[Any]:
         """The small results of all blocks themselves, in this process.
 
-        ``settle`` has what was written of the block from a row on reach the disk, before the task that wrote it ends.
+        ``settle`` has what was written of some blocks, by their first rows, reach the disk before their task ends.
         """
         found: dict[int, list[Any]] = {}
         waiting: dict[int, Any] = {}
@@ -274,7 +289,7 @@ def _walk(
             first = block.start - span.start
             parts = [narrowed(one, first, first + block.n_rows) for one in sources] if span.n_blocks > 1 else sources
             if device != CPU:  # its blocks are read side by side, each for itself
-                parts = [for_one_task(one) for one in parts]
+                parts = [for_one_task(one, ahead=False) for one in parts]
             items = (*parts[:1], block.start, *parts[1:], *(one[number] for one in each))
             yield partial(_for_rows, block, function, *shared, *items)
 
@@ -299,10 +314,9 @@ def _listed(span: Span, results: Iterable[Any]) -> list[Any]:
     return list(results)
 
 
-def _settled(settle: Callable[[int], None], span: Span, results: Iterable[Any]) -> list[Any]:
+def _settled(settle: Settle, span: Span, results: Iterable[Any]) -> list[Any]:
     found = list(results)
-    for block in span.blocks:
-        settle(block.start)
+    settle(block.start for block in span.blocks)
     return found
 
 

@@ -358,9 +358,9 @@ class JoinedBlock(MadeBlock):
         """Some of them."""
         return JoinedBlock(narrowed(self.rows, first, last), narrowed(self.column, first, last), self.scale)
 
-    def remembering(self) -> "JoinedBlock":
+    def remembering(self, ahead: bool) -> "JoinedBlock":
         """Both for one task."""
-        return JoinedBlock(for_one_task(self.rows), for_one_task(self.column), self.scale)
+        return JoinedBlock(for_one_task(self.rows, ahead), for_one_task(self.column, ahead), self.scale)
 
 
 def _joined(rows: Any, column: Any, scale: float) -> NDArray[np.float64]:
@@ -372,10 +372,13 @@ def opened(source: Any) -> Any:
     return unseal(source) if isinstance(source, bytes) else source
 
 
-def for_one_task(source: Any) -> Any:
-    """The same, with a memory of what was read last where that helps to read several parts of it."""
+def for_one_task(source: Any, ahead: bool = True) -> Any:
+    """The same, with a memory of what was read last where that helps to read several parts of it.
+
+    What comes next is read meanwhile, unless others of the task are under way and keep the device busy.
+    """
     rows = opened(source)
-    return rows.remembering() if hasattr(rows, "remembering") else rows
+    return rows.remembering(ahead) if hasattr(rows, "remembering") else rows
 
 
 def pieces(source: Any) -> Iterable[NDArray]:

@@ -22,8 +22,8 @@ SMALLEST = 0.05
 MAX_SPAN_ROWS = 2**17
 MAX_SPANS = 15_000
 
-# Blocks of a GPU are large, and a task computes some of them at a time.
-GPU_SPAN_BLOCKS = FAN_IN**2
+# Blocks of a GPU are large, and a task computes some of them at a time: also the last ones.
+GPU_SPAN_BLOCKS, LEAST_GPU_SPAN_BLOCKS = FAN_IN**2, FAN_IN
 
 # What the sums of the levels of a span may take, and the highest level there is.
 MAX_SUM_BYTES = 2**27
@@ -97,7 +97,9 @@ def single_blocks(blocks: Sequence[Block]) -> list[Span]:
     return [Span(block.index, block.start, block.stop, max(1, block.n_rows)) for block in blocks]
 
 
-def cut(n_rows: int, height: int, n_threads: int, most_blocks: float, cut_at: int = 0) -> list[Span]:
+def cut(
+    n_rows: int, height: int, n_threads: int, most_blocks: float, cut_at: int = 0, least_blocks: int = 1
+) -> list[Span]:
     """Cut rows in blocks of ``height`` into spans of at most ``most_blocks``, for so many threads.
 
     No span has rows before and after block ``cut_at``, where the sums of an earlier run end.
@@ -108,7 +110,7 @@ def cut(n_rows: int, height: int, n_threads: int, most_blocks: float, cut_at: in
         most = FAN_IN ** (level_below(n_whole / MAX_SPANS) + 1)
     by_scheduler = n_threads / THREADS_OF_A_SCHEDULER * max(most_blocks, most / FAN_IN)
     least = max(
-        1.0,
+        float(least_blocks),
         min(SMALLEST * most_blocks, n_whole / (SPANS_EACH * n_threads)),
         min(by_scheduler, n_whole / (2 * n_threads)),
     )
@@ -134,13 +136,11 @@ def _alignment(first: int) -> int:
     return level
 
 
-def blocks_of_a_span(height: int, row_flops: float, sum_bytes: int, n_threads: int = 1, on_gpu: bool = False) -> float:
+def blocks_of_a_span(height: int, row_flops: float, sum_bytes: int, n_threads: int = 1) -> float:
     """How many blocks of ``height`` rows one task of so many at a time may work on.
 
     It has one sum for every level in memory, which is why large ones are summed in small spans.
     """
-    if on_gpu:
-        return GPU_SPAN_BLOCKS
     highest = min(MAX_SUM_BYTES // max(sum_bytes, 1), MAX_LEVEL)
     many = n_threads / THREADS_OF_A_SCHEDULER
     flops, rows = SPAN_FLOPS * max(1.0, many), MAX_SPAN_ROWS * max(1.0, 4.0 * many)

@@ -18,6 +18,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from daskrr import __version__, machine
 from daskrr.errors import SourceUnreachable
+from daskrr.kernels.cuda import BLOCKS_AT_ONCE
 from daskrr.runtime import devices
 from daskrr.runtime.devices import CPU, CUDA
 from daskrr.runtime.futures import reachable
@@ -36,7 +37,7 @@ def settle_in(worker: distributed.Worker) -> None:
     worker takes before its first task depends on what Dask finds installed, so that it is told with its other metrics.
     """
     n_threads = worker.state.nthreads
-    machine.keep_memory(n_threads)
+    machine.keep_memory(BLOCKS_AT_ONCE if devices.computes_on_gpu() else n_threads)
     idle = psutil.Process().memory_info().rss
     worker.metrics[IDLE_METRIC] = lambda worker: idle
     if zarr.config.get("threading.max_workers") is None:

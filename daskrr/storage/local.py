@@ -14,6 +14,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,9 @@ PART = re.compile(r"(?!\.{1,2}$)(?!.*\.record$)[a-z0-9._-]{1,200}")
 OURS = re.compile(r"[a-z0-9._-]+\.record(\+versions|\+[0-9a-f]{16})?")
 # What writers of ours and of Zarr write to before they rename it.
 TEMPORARY = re.compile(r".*(\+[0-9a-f]{16}|\.[0-9a-f]{32}\.partial)")
+
+# A disk has several files reach it in the time of one.
+_SYNCHRONIZERS = ThreadPoolExecutor(16, thread_name_prefix="daskrr-sync")
 
 
 class Files:
@@ -196,12 +200,12 @@ class Files:
                 os.rmdir(self._inside(name))
 
     def settle(self, keys: Iterable[str]) -> None:
-        """Synchronize files and the folders that name them."""
-        for key in keys:
-            path = Path(self.address, key)
-            with path.open("rb") as file:
-                machine.sync_file(file.fileno())
-            machine.sync_folder(path.parent)
+        """Synchronize files, several at a time, and then the folders that name them."""
+        paths = [os.path.join(self.address, key) for key in keys]
+        for _ in _SYNCHRONIZERS.map(_sync_content, paths):
+            pass
+        for folder in sorted({os.path.dirname(path) for path in paths}):
+            machine.sync_folder(folder)
 
     def settle_tree(self, prefix: str) -> None:
         """Synchronize all folders below one, and those above it."""
@@ -330,6 +334,11 @@ def _read(path: str) -> Bytes:
         while done < stored.nbytes and (count := file.readinto(stored[done:].data)):
             done += count
     return stored[:done]
+
+
+def _sync_content(path: str) -> None:
+    with open(path, "rb") as file:
+        machine.sync_file(file.fileno())
 
 
 def _remove(path: str) -> None:

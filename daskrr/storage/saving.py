@@ -106,9 +106,8 @@ class Saving:
             "block_rows": height,
             "digests": {name: np.array(found, np.uint32) for name, found in (digests or self._digests()).items()},
         }
-        if digests is None:
-            for start in range(0, max([0, *(one.shape[0] for one in self.arrays.values())]), height):
-                self.staged.settle(start)
+        if digests is None and self.arrays:
+            self.staged.settle(range(0, max([0, *(one.shape[0] for one in self.arrays.values())]), height))
         self._held.publish(self.generation, self.kind, self._staged, content, self._groups)
 
     def _digests(self) -> dict[str, list[int]]:

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import numpy as np
 import zarr
 from numcodecs.zstd import Zstd
@@ -25,6 +24,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import LocalStore, MemoryStore, ObjectStore, StorePath
 
 from daskrr.errors import DaskrrError
+from daskrr.numerics.checksum import crc32c
 from daskrr.storage.medium import Medium
 from daskrr.storage.retry import failure, patiently
 from daskrr.storage.s3 import connect, listed
@@ -130,20 +130,22 @@ class Staged:
     medium: Medium
     arrays: dict[str, zarr.Array]
 
-    def settle(self, start: int) -> None:
-        """Have the chunks of the block from ``start`` reach the disk, so that a record of them does not come first.
+    def settle(self, starts: Iterable[int]) -> None:
+        """Have the chunks of the blocks from ``starts`` reach the disk, so that a record of them does not come first.
 
         Tried once: what a disk has lost when it failed to, it does not have the next time, and may not say so.
 
         Raises
         ------
         StoreFailed
-            They may not have; the block has to be written again.
+            They may not have; the blocks have to be written again.
         """
+        starts = list(starts)
         try:
-            self.medium.settle(chunk_key(array, start) for array in self.arrays.values())
+            self.medium.settle(chunk_key(array, start) for start in starts for array in self.arrays.values())
         except OSError as error:
-            raise failure(f"synchronize the rows from {start} on of {redact(self.medium.address)}", error) from None
+            named = f"the rows from {min(starts)} on of {redact(self.medium.address)}"
+            raise failure(f"synchronize {named}", error) from None
 
     def write(self, columns: Mapping[str, NDArray], start: int) -> None:
         """Write the rows from ``start`` of each named array; they must be whole chunks.
@@ -195,4 +197,4 @@ def _encoded(array: zarr.Array, values: NDArray) -> NDArray[np.uint8]:
     chunk = np.full(array.chunks, array.fill_value, array.dtype.newbyteorder("<"))
     chunk[: len(values)] = values
     packed = np.frombuffer(Zstd(level=LEVEL).encode(chunk), np.uint8)
-    return np.concatenate([packed, np.array([google_crc32c.value(packed)], "<u4").view(np.uint8)])
+    return np.concatenate([packed, np.array([crc32c(packed)], "<u4").view(np.uint8)])

@@ -1,5 +1,6 @@
 """Zarr arrays as input: opened, chunks that are missing told from chunks of fill values, and rows read in pieces."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -22,6 +23,7 @@ from zarr.storage import LocalStore, StorePath
 from zarr.storage._common import make_store_path  # not public; tests hold it
 
 from daskrr.errors import DaskrrError, InvalidData, MissingChunks, SourceUnreachable, UnreadableData
+from daskrr.storage.chunk_files import ChunkFiles
 from daskrr.storage.retry import patiently
 from daskrr.storage.trust import INPUTS, MOST_BYTES, check_metadata, parse_json
 from daskrr.storage.urls import excerpt, redact
@@ -290,12 +292,16 @@ class ZarrBlock:
         """Some of its rows, numbered from its first."""
         return dataclasses.replace(self, start=self.start + first, stop=self.start + last)
 
-    def remembering(self) -> "ZarrBlock":
-        """The same for one task: what one part of it has decoded, the next need not, and what comes next is read ahead.
+    def remembering(self, ahead: bool) -> "ZarrBlock":
+        """The same for one task: what one part of it has decoded, the next need not; what comes next is read ahead.
 
         The task has that for itself, since others may read the same block at the same time, and no longer than it runs.
         """
-        return dataclasses.replace(self, of_task=TaskReads(self.stop))
+        return dataclasses.replace(self, of_task=TaskReads(self.stop if ahead else self.start))
+
+    @functools.cached_property
+    def _files(self) -> ChunkFiles | None:
+        return ChunkFiles.of(self.array)
 
     def _cut_out(self, start: int, stop: int) -> NDArray:
         """Rows that are a part of a chunk, or of two."""
@@ -325,6 +331,9 @@ class ZarrBlock:
             ) from None
 
     def _read_once(self, start: int, stop: int) -> NDArray:
+        if self._files is not None:
+            with contextlib.suppress(FileNotFoundError):  # Zarr knows what is read then
+                return self._files.read(start, stop)
         piece = np.asarray(self.array[start:stop])
         if self.refuse_missing:
             self._check_written(piece, start)

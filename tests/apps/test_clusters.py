@@ -22,7 +22,7 @@ from daskrr.runtime.executors import executor
     [("cpu", True, clusters.CPU_COUNT), ("cuda", True, 3), ("auto", True, 3), ("auto", False, clusters.CPU_COUNT)],
 )
 def test_local_cluster__has_a_worker_for_each_gpu_it_computes_on(device, gpu, expected, monkeypatch):
-    monkeypatch.setattr(clusters, "usable_gpu", lambda: Gpu("posing", 2**30) if gpu else None)
+    monkeypatch.setattr("daskrr.runtime.devices.usable_gpu", lambda: Gpu("posing", 2**30) if gpu else None)
     monkeypatch.setattr("daskrr.machine.visible_gpus", lambda: ["0", "1", "2"])
     with dask.config.set({"daskrr.device": device}):
         assert clusters.default_workers() == expected

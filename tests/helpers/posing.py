@@ -39,7 +39,7 @@ class Elsewhere(NDArrayOperatorsMixin):
         raise TypeError("an array of the device becomes one of NumPy by get() alone")
 
     def __getitem__(self, place: Any) -> "Elsewhere":
-        return _outside(self.inner[_place(place)])
+        return type(self)(np.asarray(self.inner[_place(place)]))
 
     def __setitem__(self, place: Any, value: Any) -> None:
         self.inner[_place(place)] = _inside(value)
@@ -59,19 +59,19 @@ class Elsewhere(NDArrayOperatorsMixin):
     nbytes = property(lambda self: self.inner.nbytes)
     size = property(lambda self: self.inner.size)
     ndim = property(lambda self: self.inner.ndim)
-    T = property(lambda self: Elsewhere(self.inner.T))
+    T = property(lambda self: type(self)(self.inner.T))
 
     def copy(self) -> "Elsewhere":
-        return Elsewhere(self.inner.copy())
+        return type(self)(self.inner.copy())
 
     def astype(self, dtype: Any, copy: bool = True) -> "Elsewhere":
-        return Elsewhere(self.inner.astype(dtype, copy=copy))
+        return type(self)(self.inner.astype(dtype, copy=copy))
 
     def view(self, dtype: Any) -> "Elsewhere":
-        return Elsewhere(self.inner.view(dtype))
+        return type(self)(self.inner.view(dtype))
 
     def reshape(self, shape: tuple[int, ...]) -> "Elsewhere":
-        return Elsewhere(self.inner.reshape(shape))
+        return type(self)(self.inner.reshape(shape))
 
     def all(self) -> "Elsewhere":
         return Elsewhere(np.asarray(self.inner.all()))
@@ -138,9 +138,12 @@ class PosingDevice(Accelerator):
     def tile_rows(self, n_columns: int) -> int:
         return self.height
 
-    def multiply_rows(self, A: Elsewhere, B: Elsewhere) -> None:
+    def multiply_rows(self, A: Elsewhere, B: Elsewhere) -> Elsewhere:
+        product = B.copy()
         with using(HOST):
-            blas.multiply_rows(A.inner, B.inner)
+            blas.multiply_rows(A.inner, product.inner)
+        B.inner[...] = np.nan  # what nobody may look at any more
+        return product
 
     def add_gram(self, B: Elsewhere, G: Elsewhere) -> None:
         with using(HOST):

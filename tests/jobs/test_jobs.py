@@ -153,7 +153,7 @@ def test_score_to_zarr__goes_on_from_durable_writes_to_the_same_bits(sampling, b
 def test_receipts__of_an_attempt_are_made_once_and_of_another_anew(tmp_path):
     """A worker may die between the end of a task and the moment at which the scheduler hears of it."""
     journal, settled, span = Journal(Records(tmp_path), "0001"), [], Span(0, 0, 100, 50)
-    staged = SimpleNamespace(settle=settled.append)
+    staged = SimpleNamespace(settle=settled.extend)
 
     def receipts():
         for start in (0, 50):

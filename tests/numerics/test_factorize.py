@@ -8,7 +8,7 @@ from strategies import CASES, KERNELS, Problem
 
 from daskrr.errors import KernelNotPositive, RidgeTooSmall
 from daskrr.kernels import Gaussian, Linear
-from daskrr.numerics import factorize
+from daskrr.numerics import factorize, whitening
 
 F64, F32 = np.dtype(np.float64), np.dtype(np.float32)
 U64, U32 = 2.0**-53, 2.0**-24
@@ -32,7 +32,7 @@ def gram(rank, scale=1.0, seed=0):
 
 
 def whitened(W, error=U64, dtype=F64, penalty=None):
-    return factorize.whiten(W, error, dtype, penalty)
+    return whitening.whiten(W, error, dtype, penalty)
 
 
 def ridged(G, whitening, shift, dtype=F64):
@@ -53,7 +53,7 @@ def smallest_named(error):
 @pytest.mark.parametrize(("dtype", "unit"), [(F64, U64), (F32, U32)])
 def test_kernel_error__is_at_least_four_roundoffs(dtype, unit):
     W = kernel_matrix()
-    assert factorize.kernel_error(W, W, dtype) == 4 * unit
+    assert whitening.kernel_error(W, W, dtype) == 4 * unit
 
 
 def test_kernel_error__is_twice_the_largest_error_relative_to_the_diagonal():
@@ -61,8 +61,8 @@ def test_kernel_error__is_twice_the_largest_error_relative_to_the_diagonal():
     tile = W.copy()
     tile[0, 1] += 0.2
     tile[2, 2] = 7.0
-    assert factorize.kernel_error(tile, W, F64) == pytest.approx(2 * 0.2 / (2 * 10))
-    assert factorize.kernel_error(np.zeros((2, 2)), np.zeros((2, 2)), F32) == 4 * U32
+    assert whitening.kernel_error(tile, W, F64) == pytest.approx(2 * 0.2 / (2 * 10))
+    assert whitening.kernel_error(np.zeros((2, 2)), np.zeros((2, 2)), F32) == 4 * U32
 
 
 # --- Whitening ----------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def test_kernel_error__is_twice_the_largest_error_relative_to_the_diagonal():
 @pytest.mark.parametrize("dtype", [F64, F32])
 def test_whiten__inverts_the_shifted_matrix_of_the_kept_landmarks(kernel, case, dtype):
     W = kernel_matrix(kernel, case=case)
-    found = whitened(W, 4 * factorize.UNIT_ROUNDOFF[dtype], dtype)
+    found = whitened(W, 4 * whitening.UNIT_ROUNDOFF[dtype], dtype)
     shifted = W + found.shift * np.diag(np.diagonal(W))
     inside = shifted[np.ix_(found.pivots, found.pivots)]
     size = np.linalg.cond(inside / np.sqrt(np.outer(np.diagonal(inside), np.diagonal(inside))))
@@ -255,7 +255,7 @@ def test_check_resolution__gives_the_share_and_a_ridge_that_works(dtype):
 @pytest.mark.parametrize("dtype", [F64, F32])
 def test_check_resolution__names_a_ridge_that_every_gram_matrix_allows(dtype):
     with pytest.raises(RidgeTooSmall, match="works is") as caught:
-        resolution(1e-30, dtype, error=factorize.UNIT_ROUNDOFF[dtype], mean_diagonal=1.0, rank=9)
+        resolution(1e-30, dtype, error=whitening.UNIT_ROUNDOFF[dtype], mean_diagonal=1.0, rank=9)
     worst = 4.0 * np.outer(np.eye(9)[0], np.eye(9)[0])
     assert ridged(worst, whitened(np.eye(9)), 4 * smallest_named(caught.value), dtype).gram_norm == 4.0
 

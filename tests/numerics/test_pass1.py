@@ -11,6 +11,7 @@ from daskrr.kernels import Gaussian
 from daskrr.leverage.writing import check_sums
 from daskrr.numerics import factorize, pass1
 from daskrr.numerics.pass1 import GramPart, GramSum, Totals
+from daskrr.numerics.whitening import whiten
 from daskrr.nystrom.checkpoints import add_parts, most_additions
 from daskrr.runtime.tree import NodeSums, cut
 
@@ -80,7 +81,7 @@ def test_sum_error__bounds_the_sum_of_equal_rows(n_rows, value):
 
 def test_ridge_factor__budgets_for_the_sum():
     G = np.diag([4.0, 1.0])
-    whitening = factorize.whiten(np.eye(2), 1e-15, F64)
+    whitening = whiten(np.eye(2), 1e-15, F64)
     bare, summed_up = (factorize.ridge_factor(G, whitening, 1, [2.0], F64, error) for error in (0.0, 0.02))
     assert summed_up.score_errors[0] - bare.score_errors[0] == pytest.approx(0.02 / 1.98, rel=1e-3)
     with pytest.raises(RidgeTooSmall, match=r"smallest ridge that works is 2\.2"):

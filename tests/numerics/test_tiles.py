@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from daskrr.errors import InvalidData, SourceChanged
 from daskrr.kernels import Gaussian, Linear, Polynomial
 from daskrr.numerics import factorize, pass1, pass2, tiles
+from daskrr.numerics.whitening import UNIT_ROUNDOFF, whiten
 
 F64, F32 = np.dtype(np.float64), np.dtype(np.float32)
 MU = 3.0
@@ -28,7 +29,7 @@ GAUSSIAN = Gaussian(1.0)
 def prepared(X, Z, kernel=GAUSSIAN, dtype=F64, combined=False):
     """Whitener and scorer for landmarks Z, the ridge from the Gram matrix of X."""
     W = kernel(Z, Z)
-    whitening = factorize.whiten(W, factorize.UNIT_ROUNDOFF[dtype], dtype)
+    whitening = whiten(W, UNIT_ROUNDOFF[dtype], dtype)
     assert whitening.rank == len(Z)
     landmarks = Z[whitening.pivots]
     columns = kernel.columns(landmarks, dtype)
@@ -94,7 +95,7 @@ def test_gram_block__agrees_with_dense_algebra(dtype, n):
     X = rows(n)
     whitener, _, B = prepared(X, X[:6], dtype=dtype)
     part = gram_part(whitener, [X], 0)
-    unit = 100 * factorize.UNIT_ROUNDOFF[dtype] / np.linalg.eigvalsh(Gaussian(1.0)(X[:6], X[:6])).min()
+    unit = 100 * UNIT_ROUNDOFF[dtype] / np.linalg.eigvalsh(Gaussian(1.0)(X[:6], X[:6])).min()
     np.testing.assert_allclose(np.tril(part.gram), np.tril(B.T @ B), atol=unit * n)
     np.testing.assert_allclose(part.kept[0].residual, 1 - np.sum(B**2, axis=1), atol=unit)
     assert part.gram.dtype == part.kept[0].residual.dtype == np.float64

@@ -15,12 +15,13 @@ from dask.utils import parse_bytes
 from distributed import Client, LocalCluster, Security
 from distributed.comm.addressing import parse_address
 from distributed.comm.core import CommClosedError
+from distributed.system import MEMORY_LIMIT
 
 from daskrr import config, machine
 from daskrr.apps.clusters import managed, slurm_runner
 from daskrr.apps.interrupts import deaf_children, held_interrupts
 from daskrr.errors import InvalidParameter, SourceUnreachable
-from daskrr.runtime.devices import CPU, usable_gpu
+from daskrr.runtime.devices import CPU, TASKS_AT_ONCE, computes_on_gpu
 from daskrr.runtime.workers import settle_in
 
 log = logging.getLogger("daskrr")
@@ -46,8 +47,8 @@ def local_cluster(
     Parameters
     ----------
     workers
-        Number of single-threaded processes, by default one for each core this process may use, or for each GPU, if the
-        device that is configured is one.
+        Number of processes, by default one for each core this process may use, or for each GPU, if the device that is
+        configured is one.
     memory_limit
         Memory of each worker, such as ``"2GiB"``; by default an equal share of the machine's memory.
     asynchronous
@@ -60,6 +61,7 @@ def local_cluster(
         To be closed by the caller.
     """
     _check_size(workers, memory_limit)
+    workers = default_workers() if workers is None else workers
     settings = {
         # Dask looks at what every worker does a hundred times a second, which costs a few percent of its core, and
         # keeps what it saw in each second for an hour, so that the memory of a worker would grow as long.
@@ -77,10 +79,10 @@ def local_cluster(
     with nullcontext() if asynchronous else configured, held_interrupts(SECONDS_TO_STOP_STARTING) as came:
         with deaf_children():
             cluster = LocalCluster(
-                n_workers=default_workers() if workers is None else workers,
-                threads_per_worker=1,
+                n_workers=workers,
+                threads_per_worker=TASKS_AT_ONCE if computes_on_gpu() else 1,
                 processes=True,
-                memory_limit="auto" if memory_limit is None else memory_bytes(memory_limit),
+                memory_limit=MEMORY_LIMIT // max(1, workers) if memory_limit is None else memory_bytes(memory_limit),
                 host="127.0.0.1",
                 dashboard_address="127.0.0.1:0",
                 # Failures come back as exceptions; the log would only repeat them, each with its traceback.
@@ -92,12 +94,6 @@ def local_cluster(
         if came:
             cluster.close()
     return cluster
-
-
-def default_workers() -> int:
-    """How many a local cluster has: one for each GPU that is computed on, or for each core."""
-    computes_on_gpus = config.get("device") != CPU and usable_gpu() is not None
-    return len(machine.visible_gpus()) if computes_on_gpus else CPU_COUNT
 
 
 def dask_setup(worker: Any) -> None:
@@ -112,6 +108,11 @@ def dask_setup(worker: Any) -> None:
     import_module("daskrr.leverage")
     settle_in(worker)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def default_workers() -> int:
+    """How many a local cluster has: one for each GPU that is computed on, or for each core."""
+    return len(machine.visible_gpus()) if computes_on_gpu() else CPU_COUNT
 
 
 @contextmanager

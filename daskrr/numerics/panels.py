@@ -1,0 +1,153 @@
+"""The p × p algebra on all cores, in panels of a fixed size, each on one core: bits do not depend on their number.
+
+Matrices are C-contiguous and of float64. Small ones are left to LAPACK.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskrr.numerics import blas
+
+T = TypeVar("T")
+
+# Rows of a panel that is factored, and of one that is multiplied, of which there are more than cores.
+PANEL_ROWS, PRODUCT_ROWS = 256, 64
+
+# Smaller matrices are done with before other cores have begun.
+SMALLEST = 4 * PANEL_ROWS
+
+Matrix = NDArray[np.float64]
+
+
+def mirrored(A: Matrix) -> Matrix:
+    """Copy of A (p, p) with the upper triangle replaced by the mirrored lower one."""
+    full = np.empty_like(A)
+
+    def fill(rows: slice) -> None:
+        full[rows, rows] = blas.mirror_lower(A[rows, rows])
+        full[rows, : rows.start] = A[rows, : rows.start]
+        full[: rows.start, rows] = A[rows, : rows.start].T
+
+    _side_by_side(fill, _panels(0, len(A)))
+    return full
+
+
+def lower(A: Matrix) -> Matrix:
+    """Copy of the lower triangle of A (p, p), with zeros above."""
+    full = np.zeros(A.shape)
+
+    def fill(rows: slice) -> None:
+        full[rows, : rows.stop] = np.tril(A[rows, : rows.stop], rows.start)
+
+    _side_by_side(fill, _panels(0, len(A)))
+    return full
+
+
+def times_vector(A: Matrix, x: Matrix) -> Matrix:
+    """A x."""
+    return np.concatenate(_side_by_side(lambda rows: A[rows] @ x, _panels(0, len(A))))
+
+
+def lower_product(A: Matrix, B: Matrix) -> Matrix:
+    """A B of two lower triangular matrices (p, p)."""
+    product = np.zeros(A.shape)
+
+    def fill(rows: slice) -> None:
+        before = slice(0, rows.stop)
+        product[rows, before] = np.tril(A[rows, before] @ B[before, before], rows.start)
+
+    _side_by_side(fill, _panels(0, len(A), PRODUCT_ROWS))
+    return product
+
+
+def trace_of_form(A: Matrix, G: Matrix) -> float:
+    """tr(A G Aᵀ) of a lower triangular A and a symmetric G, both (p, p)."""
+
+    def add_up(rows: slice) -> float:
+        some = A[rows, : rows.stop]
+        return float(np.einsum("ij,ij->", some @ G[: rows.stop, : rows.stop], some))
+
+    return math.fsum(_side_by_side(add_up, _panels(0, len(A), PRODUCT_ROWS)))
+
+
+def cholesky(A: Matrix) -> int:
+    """Overwrite A (p, p), zero above the diagonal, by L with A = L Lᵀ; return 0, or the first bad pivot's number."""
+    if len(A) < SMALLEST:
+        return blas.cholesky(A)
+    for done in _panels(0, len(A)):
+        corner = A[done, done].copy()
+        if bad := blas.cholesky(corner):
+            return done.start + bad
+        A[done, done] = np.tril(corner)
+        _side_by_side(partial(_solve, A, corner, done), _panels(done.stop, len(A), PRODUCT_ROWS))
+        _side_by_side(partial(_subtract_products, A, done), _panels(done.stop, len(A), PRODUCT_ROWS))
+    return 0
+
+
+def _solve(A: Matrix, corner: Matrix, done: slice, rows: slice) -> None:
+    left = A[rows, done].copy()
+    blas.solve_rows(corner, left)
+    A[rows, done] = left
+
+
+def _subtract_products(A: Matrix, done: slice, rows: slice) -> None:
+    """What the columns that are done explain of some rows, up to the diagonal."""
+    A[rows, done.stop : rows.stop] -= A[rows, done] @ A[done.stop : rows.stop, done].T
+
+
+def invert_lower(L: Matrix) -> None:
+    """Overwrite the lower triangular L (p, p) by its inverse.
+
+    The inverse of [[A, 0], [B, C]] is [[A⁻¹, 0], [-C⁻¹ B A⁻¹, C⁻¹]]: corners of a panel first, then of twice as much.
+    """
+    if len(L) < SMALLEST:
+        return blas.invert_lower(L)
+    _side_by_side(partial(_invert_corner, L), _panels(0, len(L)))
+    size = PANEL_ROWS
+    while size < len(L):
+        for start in range(0, len(L) - size, 2 * size):
+            middle, stop = start + size, min(start + 2 * size, len(L))
+            first, below = slice(start, middle), list(_panels(middle, stop, PRODUCT_ROWS))
+            product = np.concatenate(_side_by_side(partial(_times, L, first), below))
+            _side_by_side(partial(_finish, L, product, first, middle), below)
+        size *= 2
+    return None
+
+
+def _invert_corner(L: Matrix, rows: slice) -> None:
+    corner = L[rows, rows].copy()
+    blas.invert_lower(corner)
+    L[rows, rows] = corner
+
+
+def _times(L: Matrix, corner: slice, rows: slice) -> Matrix:
+    return L[rows, corner] @ L[corner, corner]
+
+
+def _finish(L: Matrix, product: Matrix, columns: slice, middle: int, rows: slice) -> None:
+    """-C⁻¹ (B A⁻¹) of some rows, where C⁻¹ ends with the diagonal."""
+    L[rows, columns] = -(L[rows, middle : rows.stop] @ product[: rows.stop - middle])
+
+
+def _panels(start: int, stop: int, height: int = PANEL_ROWS) -> Iterator[slice]:
+    for first in range(start, stop, height):
+        yield slice(first, min(first + height, stop))
+
+
+def _side_by_side(work: Callable[[slice], T], panels: Iterable[slice]) -> list[T]:
+    """What is made of each; the last ones, which are the longest, are begun first."""
+    last_first = list(panels)[::-1]
+    with blas.one_thread():
+        return [*_cores().map(work, last_first)][::-1]
+
+
+@cache
+def _cores() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
