@@ -44,6 +44,7 @@ class Case:
     sampling: str = "uniform"
     certify: bool = False
     required: float = 0.0
+    repeats: int = 2
 
     @property
     def store(self) -> str:
@@ -54,15 +55,14 @@ class Case:
 WIDE = Case("p = 4096", 10_000_000, 32, 4096, 8.0, required=13.0)
 MAIN = Case("p = 1024", 10_000_000, 32, 1024, 8.0, required=3.0)
 LARGE = Case(
-    "a hundred million rows", 100_000_000, 8, 1024, 4.0, stored="float32", certify=True, required=60.0
+    "a hundred million rows", 100_000_000, 8, 1024, 4.0, stored="float32", certify=True, required=60.0, repeats=1
 )  # fmt: skip
 PARTS = {
-    "main": [
-        MAIN,
-        WIDE,
+    "main": [MAIN, WIDE],
+    "more": [
+        replace(MAIN, name="p = 1024, default, certified", sampling="residual", certify=True, required=0.0),
         replace(MAIN, name="p = 1024, float32", dtype="float32", required=0.0),
         replace(WIDE, name="p = 4096, float32", dtype="float32", required=0.0),
-        replace(MAIN, name="p = 1024, default, certified", sampling="residual", certify=True, required=0.0),
         replace(WIDE, name="p = 4096, default, certified", sampling="residual", certify=True, required=0.0),
     ],
     "cores": [replace(MAIN, name="p = 1024 on cores", device="cpu", required=0.0)],
@@ -110,7 +110,10 @@ def rate(case: Case, client: Client) -> float:
 
 
 def measure(case: Case, folder: Path, number: int | None) -> dict[str, Any]:
-    """Time one run, after a small one; seconds, the share of the limit, memory, and whether the result is sound."""
+    """Time the last of some runs; seconds, the share of the limit, memory, and whether the result is sound.
+
+    A small run has loaded libraries and code. The first large one has its workers take memory besides, on GPUs too.
+    """
     kernel = daskrr.kernels.Gaussian(case.length_scale)
     settings = {
         "sampling": case.sampling, "certify": case.certify, "dtype": case.dtype, "random_state": SEED,
@@ -119,10 +122,13 @@ def measure(case: Case, folder: Path, number: int | None) -> dict[str, Any]:
         store, small = folder / case.store, folder / f"small-{case.store}"
         output = Path(target) / "scores.zarr"
         daskrr.score_to_zarr(small, f"{target}/small.zarr", kernel, RIDGE, 64, progress=False, **settings)
-        before = rate(case, client)
-        began = time.perf_counter()
-        summary = daskrr.score_to_zarr(store, output, kernel, RIDGE, case.n_landmarks, progress=False, **settings)
-        seconds = time.perf_counter() - began
+        before, seconds = rate(case, client), []
+        for _ in range(case.repeats):
+            began = time.perf_counter()
+            summary = daskrr.score_to_zarr(
+                store, output, kernel, RIDGE, case.n_landmarks, overwrite=True, progress=False, **settings
+            )
+            seconds.append(time.perf_counter() - began)
         after = rate(case, client)
         peak = max(harness.peak_bytes(pid) for pid in harness.worker_pids(client).values())
         on_gpu = max(client.run(gpu_bytes).values()) if case.device == "cuda" else 0
@@ -133,11 +139,12 @@ def measure(case: Case, folder: Path, number: int | None) -> dict[str, Any]:
     return asdict(case) | {
         "processors": summary["workers"]["processors"],
         "flops_per_second": [before, after],
-        "seconds": seconds,
+        "seconds": seconds[-1],
+        "all_seconds": seconds,
         "stages": summary["seconds"],
         "algebra_seconds": sum(summary["algebra"][step]["seconds"] for step in ("whiten", "ridge")),
         "limit_seconds": limit,
-        "share_of_limit": limit / seconds,
+        "share_of_limit": limit / seconds[-1],
         "peak_bytes": peak,
         "plan_worker_bytes": plan.worker_bytes,
         "gpu_bytes": on_gpu,
@@ -166,6 +173,7 @@ def show(results: list[dict[str, Any]]) -> None:
             "F [Tflop/s]": f"{sum(one['flops_per_second']) / 2e12:.2f}",
             "T_limit [s]": f"{one['limit_seconds']:.2f}",
             "T [s]": f"{one['seconds']:.2f}",
+            "first": f"{one['all_seconds'][0]:.2f}",
             "pass 1": f"{one['stages']['pass 1']:.2f}",
             "pass 2": f"{one['stages']['pass 2']:.2f}",
             "(algebra)": f"{one['algebra_seconds']:.2f}",

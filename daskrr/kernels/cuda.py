@@ -30,7 +30,7 @@ MOST_TILE_ROWS, LEAST_TILE_ROWS = 65_536, 512
 # What tiles may take of the memory of a GPU, how many threads have some at a time, and how many each of them has. A
 # core takes ten times as long to read, decode and check rows as a GPU to compute what is asked of them.
 SHARE_OF_TILES = 0.5
-BLOCKS_AT_ONCE = 16
+BLOCKS_AT_ONCE = 12
 TILES_OF_A_THREAD = 4
 
 # What is copied from a GPU at a time; smaller arrays as they are.

@@ -16,7 +16,7 @@ from daskrr.numerics.pass1 import chain_rows
 from daskrr.numerics.tiles import PANEL_BYTES, panel_rows, tile_rows
 from daskrr.nystrom.workload import Workload
 from daskrr.runtime.blocks import block_rows
-from daskrr.runtime.devices import CPU, PROCESSOR, TASKS_AT_ONCE, Choice
+from daskrr.runtime.devices import BLOCKS_OF_A_TASK, CPU, PROCESSOR, TASKS_AT_ONCE, Choice
 from daskrr.runtime.executors import LEAST_WITH_ROWS, ClusterExecutor, Executor, window_size
 from daskrr.runtime.map_blocks import spans_of
 from daskrr.runtime.rows import JoinedRows, Rows, ZarrRows
@@ -264,7 +264,7 @@ class _Memory:
         if len(self.spans) > 1:
             highest = max(span.n_rows for span in self.spans)
             waiting = min(FAN_IN, len(self.spans)) * self.drawn(highest) + 2 * self.drawn(self.rows.n_rows)
-        at_once = self._thread if self.workers.device.gpu is None else self._thread + cuda.BLOCKS_AT_ONCE * self._block
+        at_once = self._thread if self.workers.device.gpu is None else self._thread + BLOCKS_OF_A_TASK * self._block
         return self.workers.threads_each * at_once + waiting + self._travelling
 
     @property

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskrr.errors import RidgeTooSmall
-from daskrr.numerics import blas, panels
+from daskrr.numerics import panels
 from daskrr.numerics.bounds import kernel_noise
 from daskrr.numerics.whitening import UNIT_ROUNDOFF, Whitening
 
@@ -127,8 +127,8 @@ def gram_eigenvalues(factor: RidgeFactor, shift: float) -> NDArray[np.float64]:
     if factor.spectrum is not None:
         return np.maximum(factor.spectrum[::-1], 0.0)
     M = factor.inverse.copy()
-    blas.invert_lower(M)
-    return np.maximum(np.linalg.eigvalsh(M @ M.T)[::-1] - shift, 0.0)
+    panels.invert_lower(M)
+    return np.maximum(np.linalg.eigvalsh(panels.gram(M))[::-1] - shift, 0.0)
 
 
 def sum_error(trace: float, height: int) -> float:

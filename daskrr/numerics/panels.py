@@ -67,6 +67,17 @@ def lower_product(A: Matrix, B: Matrix) -> Matrix:
     return product
 
 
+def gram(A: Matrix) -> Matrix:
+    """The lower triangle of A Aᵀ, for a lower triangular A (p, p), with zeros above."""
+    product = np.zeros(A.shape)
+
+    def fill(rows: slice) -> None:
+        product[rows, : rows.stop] = np.tril(A[rows, : rows.stop] @ A[: rows.stop, : rows.stop].T, rows.start)
+
+    _side_by_side(fill, _panels(0, len(A), PRODUCT_ROWS))
+    return product
+
+
 def trace_of_form(A: Matrix, G: Matrix) -> float:
     """tr(A G Aᵀ) of a lower triangular A and a symmetric G, both (p, p)."""
 

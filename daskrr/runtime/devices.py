@@ -29,8 +29,9 @@ T = TypeVar("T")
 
 CPU, CUDA, AUTO = "cpu", "cuda", "auto"
 
-# Tasks that a worker with a GPU is given at a time: one begins while what the other has found is written.
-TASKS_AT_ONCE = 2
+# Tasks that a worker with a GPU is given at a time, and blocks of one that are under way: some tasks begin while what
+# others have found is written.
+TASKS_AT_ONCE, BLOCKS_OF_A_TASK = 4, BLOCKS_AT_ONCE // 2
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def in_order(
         for call in calls:
             # Of its own, since two threads cannot be in the same one.
             waiting.append(pool().submit(copy_context().run, call_on, name, call))
-            if len(waiting) == BLOCKS_AT_ONCE:
+            if len(waiting) == BLOCKS_OF_A_TASK:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

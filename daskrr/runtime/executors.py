@@ -20,7 +20,7 @@ from dask.delayed import Delayed
 from dask.system import cpu_count
 
 from daskrr.errors import DaskrrError, PoisonBlock, SourceUnreachable
-from daskrr.runtime.devices import PROCESSOR, Choice, call_on, choose
+from daskrr.runtime.devices import PROCESSOR, TASKS_AT_ONCE, Choice, call_on, choose
 from daskrr.runtime.futures import GOES_ON, Flights, PendingTask, Watch, check_condition, reachable
 from daskrr.runtime.rows import Rows
 from daskrr.runtime.sealing import call_sealed, call_unsealed, constant, seal
@@ -100,7 +100,7 @@ class LocalExecutor:
     """Runs tasks on threads of this process; handles are the results themselves."""
 
     def __init__(self, device: Choice = PROCESSOR) -> None:
-        self.n_threads = cpu_count() if device.gpu is None else 1
+        self.n_threads = cpu_count() if device.gpu is None else TASKS_AT_ONCE
         self.device = device
         self.workers: dict[str, Any] = {}
 

@@ -15,14 +15,13 @@ from daskrr import exact
 from daskrr.apps import text
 from daskrr.errors import DoesNotFit, InvalidParameter, SourceUnreachable
 from daskrr.kernels import Function, Gaussian, Laplacian, Linear, Matern
-from daskrr.kernels.cuda import BLOCKS_AT_ONCE
 from daskrr.kernels.device import current
 from daskrr.machine import Gpu
 from daskrr.regression.classifier import NystromKernelRidgeClassifier
 from daskrr.regression.cross_validation import NystromKernelRidgeCV
 from daskrr.regression.ridge import NystromKernelRidge
 from daskrr.runtime import devices
-from daskrr.runtime.devices import Choice, choose, in_order
+from daskrr.runtime.devices import BLOCKS_OF_A_TASK, Choice, choose, in_order
 
 GPU = Gpu("posing", 2**33)
 
@@ -259,7 +258,7 @@ NUMBER: ContextVar[int] = ContextVar("number")
 
 def test_calls__are_under_way_together_and_answered_in_order(device):
     NUMBER.set(7)
-    together = threading.Barrier(BLOCKS_AT_ONCE, timeout=60)
+    together = threading.Barrier(BLOCKS_OF_A_TASK, timeout=60)
 
     def call(number):
         assert current() is device
@@ -267,7 +266,7 @@ def test_calls__are_under_way_together_and_answered_in_order(device):
         together.wait()
         return number
 
-    numbers = range(3 * BLOCKS_AT_ONCE)
+    numbers = range(3 * BLOCKS_OF_A_TASK)
     assert list(in_order("cuda", (partial(call, one) for one in numbers))) == list(numbers)
 
 
@@ -282,7 +281,7 @@ def test_calls__that_fail_leave_none_behind(device):
 
     with pytest.raises(ArithmeticError, match="no"):
         list(in_order("cuda", (partial(call, one) for one in range(100))))
-    assert len(begun) == len(ended) + 1 < 2 * BLOCKS_AT_ONCE + 2
+    assert len(begun) == len(ended) + 1 < 2 * BLOCKS_OF_A_TASK + 2
 
 
 def test_calls__of_the_processor_are_made_one_after_the_other():
