@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from daskrr.errors import InvalidData, InvalidParameter
+from daskrr.numerics.checksum import crc32c
 
 MAGIC = b"\x93daskrr\n"
 FORMAT = 2
@@ -115,7 +115,7 @@ def _unframe(name: str, stored: Bytes, text_end: int) -> dict[str, Any]:
 def _checksum(parts: list[Bytes]) -> int:
     found = 0
     for part in parts:
-        found = google_crc32c.extend(found, part)
+        found = crc32c(part, found)
     return found
 
 

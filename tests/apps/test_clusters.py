@@ -30,9 +30,9 @@ def test_local_cluster__has_a_worker_for_each_gpu_it_computes_on(device, gpu, ex
 
 def test_device__is_set_as_long_as_the_client_is_there():
     with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster:
-        with clusters.connect(cluster.scheduler_address, device="auto", echo=lambda line: None):
-            assert config.get("device") == "auto"
-        assert config.get("device") == "cpu"
+        with clusters.connect(cluster.scheduler_address, device="cpu", echo=lambda line: None):
+            assert config.get("device") == "cpu"
+        assert config.get("device") == "auto"
 
 
 IMAGE = {"image": "somewhere/daskrr"}

@@ -243,8 +243,9 @@ def test_plan__counts_the_memory_of_the_gpu(monkeypatch):
     assert "on posing" in str(made)
     assert "matrix-multiply speed" not in str(made)
     assert made.to_dict()["seconds_at_matmul_speed"] is None
-    assert "on posing" not in str(plan(1000))
-    assert "matrix-multiply speed" in str(plan(1000))
+    assert plan(1000).gpu == "posing"
+    assert "on posing" not in str(plan(1000, device="cpu"))
+    assert "matrix-multiply speed" in str(plan(1000, device="cpu"))
     assert plan(1000, workers=3, device="cuda").gpu == "posing"
     monkeypatch.setattr(devices, "usable_gpu", lambda: Gpu("tiny", 2**24))
     with pytest.raises(DoesNotFit, match="of GPU memory, and a tiny has 16 MiB"):

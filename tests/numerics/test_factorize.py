@@ -7,7 +7,7 @@ import pytest
 from strategies import CASES, KERNELS, Problem
 
 from daskrr.errors import KernelNotPositive, RidgeTooSmall
-from daskrr.kernels import Gaussian, Linear
+from daskrr.kernels import Gaussian, Linear, Matern
 from daskrr.numerics import factorize, whitening
 
 F64, F32 = np.dtype(np.float64), np.dtype(np.float32)
@@ -93,6 +93,22 @@ def test_whiten__never_lifts_the_approximation_above_the_matrix(kernel, case):
     left = (W - B @ B.T) / scale[:, None] / scale
     assert np.linalg.eigvalsh(left).min() >= -16 * len(W) * U64
     assert np.abs(left).max() <= 4 * found.shift
+
+
+@pytest.mark.parametrize("n_repeated", [0, 57])
+def test_whiten__of_many_landmarks_keeps_a_multiple_of_four_and_none_twice(n_repeated):
+    X = np.random.default_rng(0).standard_normal((1030, 8))
+    X = np.concatenate([X, X[:n_repeated]])
+    W = Matern(4.0)(X, X)
+    found = whitened(W)
+    assert found.rank == 1028
+    assert len(np.unique(X[found.pivots], axis=0)) == found.rank
+    inside = W[np.ix_(found.pivots, found.pivots)] + found.shift * np.eye(found.rank)
+    np.testing.assert_allclose(found.inverse @ inside @ found.inverse.T, np.eye(found.rank), atol=1e-9)
+    assert not np.triu(found.inverse, 1).any()
+    B = W[:, found.pivots] @ found.inverse.T
+    assert np.linalg.eigvalsh(W - B @ B.T).min() >= -16 * len(W) * U64
+    assert found.smallest_pivot > 3 * found.shift
 
 
 @pytest.mark.parametrize(("dtype", "factor"), [(F64, 8), (F32, 2)])

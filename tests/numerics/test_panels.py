@@ -1,0 +1,80 @@
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from daskrr.numerics import blas, panels
+
+SIZES = [1, 63, 300, 1024, 1301]
+
+
+def positive(p, seed=0):
+    X = np.random.default_rng(seed).standard_normal((p + 20, p))
+    return X.T @ X / p + np.eye(p)
+
+
+@pytest.fixture(params=[1, 3])
+def cores(request, monkeypatch):
+    with ThreadPoolExecutor(request.param) as pool:
+        monkeypatch.setattr(panels, "_cores", lambda: pool)
+        yield request.param
+
+
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize("p", SIZES)
+def test_panels__are_as_good_as_lapack(p):
+    G = positive(p)
+    L = panels.lower(np.where(np.tri(p, dtype=bool), G, np.nan))
+    assert panels.cholesky(L) == 0
+    assert not np.triu(L, 1).any()
+    np.testing.assert_allclose(L @ L.T, G, rtol=0, atol=1e-13 * np.abs(G).max())
+    inverse = L.copy()
+    panels.invert_lower(inverse)
+    assert not np.triu(inverse, 1).any()
+    reference = L.copy()
+    blas.invert_lower(reference)
+    worst = max(np.abs(reference @ L - np.eye(p)).max(), 1e-15)
+    assert np.abs(inverse @ L - np.eye(p)).max() < 4 * worst
+    assert np.abs(L @ inverse - np.eye(p)).max() < 1e-12
+
+
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize("p", SIZES)
+def test_products__are_those_of_numpy(p):
+    rng = np.random.default_rng(1)
+    A, B = (np.tril(rng.standard_normal((p, p))) for _ in range(2))
+    G, x, size = positive(p), rng.standard_normal(p), 1e-12 * p
+    np.testing.assert_allclose(panels.lower_product(A, B), A @ B, atol=size)
+    np.testing.assert_allclose(panels.gram(A), np.tril(A @ A.T), atol=size)
+    np.testing.assert_allclose(panels.times_vector(G, x), G @ x, atol=size)
+    np.testing.assert_array_equal(panels.mirrored(np.where(np.tri(p, dtype=bool), G, np.nan)), blas.mirror_lower(G))
+    assert panels.trace_of_form(A, G) == pytest.approx(np.trace(A @ G @ A.T), rel=1e-12)
+
+
+def test_bits__do_not_depend_on_the_number_of_cores(monkeypatch):
+    found = []
+    for cores in (1, 2, 5):
+        with ThreadPoolExecutor(cores) as pool:
+            monkeypatch.setattr(panels, "_cores", lambda pool=pool: pool)
+            L = panels.lower(positive(1100))
+            panels.cholesky(L)
+            inverse = L.copy()
+            panels.invert_lower(inverse)
+            found.append((L, inverse, panels.lower_product(inverse, L), panels.trace_of_form(inverse, positive(1100))))
+    for one in found[1:]:
+        for here, there in zip(found[0], one, strict=True):
+            np.testing.assert_array_equal(here, there)
+
+
+@pytest.mark.parametrize("bad", [0, 700, 1100])
+def test_cholesky__tells_the_first_bad_pivot(bad):
+    A = np.tril(positive(1101))
+    A[bad, bad] = -1.0
+    assert panels.cholesky(A) == bad + 1
+
+
+def test_inverse__of_a_singular_matrix_is_told():
+    L = np.eye(1100)
+    L[600, 600] = 0.0
+    with pytest.raises(ZeroDivisionError, match="singular"):
+        panels.invert_lower(L)
