@@ -54,7 +54,6 @@ from daskrr.nystrom.saving import SKETCH
 from daskrr.nystrom.sketch import NystromSketch
 from daskrr.nystrom.spectrum import path_of, ridge_range
 from daskrr.runtime.executors import Executor
-from daskrr.runtime.futures import begun
 from daskrr.runtime.map_blocks import BlockMap, Run, map_blocks
 from daskrr.runtime.notebook import html_table
 from daskrr.runtime.progress import Reporter, interval, silent, without_infinity
@@ -314,10 +313,9 @@ class LeverageResult(Tabulated):
         return self._begin_eigenvalues().result()
 
     def _begin_eigenvalues(self) -> Future[NDArray[np.float64]]:
-        """Look for them, on a scheduler while this process goes on."""
+        """Look for them, elsewhere while this process goes on."""
         if self._eigenvalues is None:
-            algebra, step = self.sketch.algebra, partial(factors.eigenvalues, shift=self.sketch.shifts[0])
-            self._eigenvalues = begun(partial(algebra.perform, step), in_background=algebra.place == "scheduler")
+            self._eigenvalues = self.sketch.begin_eigenvalues(self.executor)
         return self._eigenvalues
 
     def spectrum(self) -> dict[str, list[Any]]:
@@ -391,7 +389,7 @@ class LeverageResult(Tabulated):
         """Pass 2 into arrays, each block of which gives a receipt; rows from ``since`` on are counted apart."""
         measurer = self.measurer if self.certified else None
         write = partial(write_rows, staged, self.sketch.single, self.column(None), measurer, since)
-        self._begin_eigenvalues()  # the scheduler has time for them while workers are at pass 2
+        self._begin_eigenvalues()  # there is time for them while workers are at pass 2
         return self.map_scores("store", write, report, self.drawn_by)
 
     def concluded(self, receipts: Sequence[Receipt], seconds: float) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskrr.errors import RidgeTooSmall
+from daskrr.kernels.device import current
 from daskrr.numerics import panels
 from daskrr.numerics.bounds import kernel_noise
 from daskrr.numerics.whitening import UNIT_ROUNDOFF, Whitening
@@ -126,9 +127,20 @@ def gram_eigenvalues(factor: RidgeFactor, shift: float) -> NDArray[np.float64]:
     """Eigenvalues (r,) of G in descending order, from what is kept of it; ``shift`` is n·λ of the first ridge."""
     if factor.spectrum is not None:
         return np.maximum(factor.spectrum[::-1], 0.0)
-    M = factor.inverse.copy()
-    panels.invert_lower(M)
-    return np.maximum(np.linalg.eigvalsh(panels.gram(M))[::-1] - shift, 0.0)
+    return shifted_eigenvalues(factor.inverse, shift)
+
+
+def shifted_eigenvalues(inverse: NDArray[np.float64], shift: float) -> NDArray[np.float64]:
+    """The same from M⁻¹ with M Mᵀ = G + shift·I, found on the device of the calling thread."""
+    device = current()
+    if device.is_host:
+        M = inverse.copy()
+        panels.invert_lower(M)
+        found = np.linalg.eigvalsh(panels.gram(M))
+    else:
+        M = np.linalg.inv(device.keep(inverse))
+        found = device.get(np.linalg.eigvalsh(M @ M.T))
+    return np.maximum(found[::-1] - shift, 0.0)
 
 
 def sum_error(trace: float, height: int) -> float:

@@ -20,6 +20,9 @@ T = TypeVar("T")
 # Rows of a panel that is factored, and of one that is multiplied, of which there are more than cores.
 PANEL_ROWS, PRODUCT_ROWS = 256, 64
 
+# To hand so few to others would take longer than to do them.
+FEW_PANELS = 4
+
 # Smaller matrices are done with before other cores have begun.
 SMALLEST = 4 * PANEL_ROWS
 
@@ -35,7 +38,7 @@ def mirrored(A: Matrix) -> Matrix:
         full[rows, : rows.start] = A[rows, : rows.start]
         full[: rows.start, rows] = A[rows, : rows.start].T
 
-    _side_by_side(fill, _panels(0, len(A)))
+    side_by_side(fill, cut(0, len(A)))
     return full
 
 
@@ -46,13 +49,13 @@ def lower(A: Matrix) -> Matrix:
     def fill(rows: slice) -> None:
         full[rows, : rows.stop] = np.tril(A[rows, : rows.stop], rows.start)
 
-    _side_by_side(fill, _panels(0, len(A)))
+    side_by_side(fill, cut(0, len(A)))
     return full
 
 
 def times_vector(A: Matrix, x: Matrix) -> Matrix:
     """A x."""
-    return np.concatenate(_side_by_side(lambda rows: A[rows] @ x, _panels(0, len(A))))
+    return np.concatenate(side_by_side(lambda rows: A[rows] @ x, cut(0, len(A))))
 
 
 def lower_product(A: Matrix, B: Matrix) -> Matrix:
@@ -63,7 +66,7 @@ def lower_product(A: Matrix, B: Matrix) -> Matrix:
         before = slice(0, rows.stop)
         product[rows, before] = np.tril(A[rows, before] @ B[before, before], rows.start)
 
-    _side_by_side(fill, _panels(0, len(A), PRODUCT_ROWS))
+    side_by_side(fill, cut(0, len(A), PRODUCT_ROWS))
     return product
 
 
@@ -74,7 +77,7 @@ def gram(A: Matrix) -> Matrix:
     def fill(rows: slice) -> None:
         product[rows, : rows.stop] = np.tril(A[rows, : rows.stop] @ A[: rows.stop, : rows.stop].T, rows.start)
 
-    _side_by_side(fill, _panels(0, len(A), PRODUCT_ROWS))
+    side_by_side(fill, cut(0, len(A), PRODUCT_ROWS))
     return product
 
 
@@ -85,20 +88,20 @@ def trace_of_form(A: Matrix, G: Matrix) -> float:
         some = A[rows, : rows.stop]
         return float(np.einsum("ij,ij->", some @ G[: rows.stop, : rows.stop], some))
 
-    return math.fsum(_side_by_side(add_up, _panels(0, len(A), PRODUCT_ROWS)))
+    return math.fsum(side_by_side(add_up, cut(0, len(A), PRODUCT_ROWS)))
 
 
 def cholesky(A: Matrix) -> int:
     """Overwrite A (p, p), zero above the diagonal, by L with A = L Lᵀ; return 0, or the first bad pivot's number."""
     if len(A) < SMALLEST:
         return blas.cholesky(A)
-    for done in _panels(0, len(A)):
+    for done in cut(0, len(A)):
         corner = A[done, done].copy()
         if bad := blas.cholesky(corner):
             return done.start + bad
         A[done, done] = np.tril(corner)
-        _side_by_side(partial(_solve, A, corner, done), _panels(done.stop, len(A), PRODUCT_ROWS))
-        _side_by_side(partial(_subtract_products, A, done), _panels(done.stop, len(A), PRODUCT_ROWS))
+        side_by_side(partial(_solve, A, corner, done), cut(done.stop, len(A), PRODUCT_ROWS))
+        side_by_side(partial(_subtract_products, A, done), cut(done.stop, len(A), PRODUCT_ROWS))
     return 0
 
 
@@ -120,14 +123,14 @@ def invert_lower(L: Matrix) -> None:
     """
     if len(L) < SMALLEST:
         return blas.invert_lower(L)
-    _side_by_side(partial(_invert_corner, L), _panels(0, len(L)))
+    side_by_side(partial(_invert_corner, L), cut(0, len(L)))
     size = PANEL_ROWS
     while size < len(L):
         for start in range(0, len(L) - size, 2 * size):
             middle, stop = start + size, min(start + 2 * size, len(L))
-            first, below = slice(start, middle), list(_panels(middle, stop, PRODUCT_ROWS))
-            product = np.concatenate(_side_by_side(partial(_times, L, first), below))
-            _side_by_side(partial(_finish, L, product, first, middle), below)
+            first, below = slice(start, middle), list(cut(middle, stop, PRODUCT_ROWS))
+            product = np.concatenate(side_by_side(partial(_times, L, first), below))
+            side_by_side(partial(_finish, L, product, first, middle), below)
         size *= 2
     return None
 
@@ -147,16 +150,18 @@ def _finish(L: Matrix, product: Matrix, columns: slice, middle: int, rows: slice
     L[rows, columns] = -(L[rows, middle : rows.stop] @ product[: rows.stop - middle])
 
 
-def _panels(start: int, stop: int, height: int = PANEL_ROWS) -> Iterator[slice]:
+def cut(start: int, stop: int, height: int = PANEL_ROWS) -> Iterator[slice]:
+    """Rows ``start`` to ``stop`` in panels."""
     for first in range(start, stop, height):
         yield slice(first, min(first + height, stop))
 
 
-def _side_by_side(work: Callable[[slice], T], panels: Iterable[slice]) -> list[T]:
-    """What is made of each; the last ones, which are the longest, are begun first."""
+def side_by_side(work: Callable[[slice], T], panels: Iterable[slice]) -> list[T]:
+    """What is made of each; the last ones, which are the longest, are begun first, and few are done in turn."""
     last_first = list(panels)[::-1]
     with blas.one_thread():
-        return [*_cores().map(work, last_first)][::-1]
+        share = map if len(last_first) <= FEW_PANELS else _cores().map
+        return [*share(work, last_first)][::-1]
 
 
 @cache

@@ -21,9 +21,6 @@ LEAST_ROUNDOFFS = 4.0
 # takes twice as long to multiply them.
 EVEN_RANK = 4
 
-# Rows of W that are compared with a tile at a time.
-COMPARED_AT_ONCE = 64
-
 
 @dataclass(frozen=True)
 class Whitening:
@@ -66,13 +63,14 @@ def kernel_error(tile: NDArray, W: NDArray, tile_dtype: np.dtype) -> float:
     if not kept.any():
         return least
     scale = np.where(kept, scale, np.inf)
-    largest = 0.0
-    for rows in (slice(start, start + COMPARED_AT_ONCE) for start in range(0, len(W), COMPARED_AT_ONCE)):
+
+    def largest(rows: slice) -> float:
         difference = np.abs(tile[rows].astype(np.float64) - W[rows])
         difference /= scale[rows, None]
         difference /= scale
-        largest = max(largest, float(difference.max()))
-    return max(least, 2.0 * largest)
+        return float(difference.max())
+
+    return max(least, 2.0 * max(panels.side_by_side(largest, panels.cut(0, len(W), panels.PRODUCT_ROWS))))
 
 
 def whiten(

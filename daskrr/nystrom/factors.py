@@ -168,6 +168,11 @@ def eigenvalues(factors: Factors, found: None, *, shift: float) -> tuple[Factors
     return factors, gram_eigenvalues(factors.known_ridge, shift)
 
 
+def ridge_inverse(factors: Factors) -> NDArray[np.float64]:
+    """What :func:`eigenvalues` are found from."""
+    return factors.known_ridge.inverse
+
+
 # --- What tasks need -------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ scheduler, as a rule); what it holds itself is small.
 import os
 import uuid
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -19,15 +20,17 @@ from numpy.typing import NDArray
 from daskrr.errors import InvalidData, NotCertified
 from daskrr.kernels import Kernel, from_spec
 from daskrr.kernels.weighted import Weighted, unweighted
+from daskrr.numerics import panels
 from daskrr.numerics.bounds import Certainty
-from daskrr.numerics.factorize import residual_error, shift_of
+from daskrr.numerics.factorize import residual_error, shift_of, shifted_eigenvalues
 from daskrr.numerics.pass1 import Draw
-from daskrr.nystrom import saving
+from daskrr.nystrom import factors, saving
 from daskrr.nystrom.factors import ProbeRows, TileFactors, new_rows
 from daskrr.nystrom.landmarks import Landmarks
 from daskrr.nystrom.reading import BeginSums, Reading, gram_task, new_rows_task, quantity, score_task
 from daskrr.nystrom.saving import Arrays
 from daskrr.runtime.executors import Executor
+from daskrr.runtime.futures import begun
 from daskrr.runtime.likeness import check_likeness
 from daskrr.runtime.map_blocks import BlockMap, Run, map_blocks
 from daskrr.runtime.notebook import html_table
@@ -320,6 +323,23 @@ class NystromSketch:
     def held(self, where: Executor) -> tuple[Any, Any]:
         """Factors and probe, ready as arguments of every task that scores new rows."""
         return held(self.algebra, new_rows, where), None if self.probe is None else where.hold(self.probe)
+
+    def begin_eigenvalues(self, where: Executor) -> Future[NDArray[np.float64]]:
+        """Look for the eigenvalues (r,) of G, in descending order, while this process goes on, if they are elsewhere.
+
+        The algebra may know them already. If not, it takes one core longer to find those of many landmarks than GPUs to
+        be done with pass 2, and so they are found there.
+        """
+        algebra, shift = self.algebra, self.shifts[0]
+        find = partial(algebra.perform, partial(factors.eigenvalues, shift=shift))
+        known = len(self.ridges) > 1 or self.certainty is not None
+        if where.device.gpu is not None and self.rank >= panels.SMALLEST and not known:
+            find = partial(self._eigenvalues_on_workers, where, shift)
+        return begun(find, in_background=algebra.place == "scheduler")
+
+    def _eigenvalues_on_workers(self, where: Executor, shift: float) -> NDArray[np.float64]:
+        inverse = held(self.algebra, factors.ridge_inverse, where)
+        return where.value(where.apply("eigenvalues", partial(shifted_eigenvalues, shift=shift), inverse))
 
     def map_gram(
         self, run: Run, payload: Any, draws: dict[str, Draw], begin: BeginSums | None, *rows: Rows

@@ -14,7 +14,10 @@ from daskrr.kernels.native import code_of
 from daskrr.numerics import blas
 
 # Functions of NumPy that CuPy answers, of those that daskrr calls; all ufuncs are answered.
-ANSWERED = (np.any, np.max, np.einsum, np.copyto, np.empty_like, np.zeros_like, np.diagonal, np.where)
+ANSWERED = (
+    np.any, np.max, np.einsum, np.copyto, np.empty_like, np.zeros_like, np.diagonal, np.where, np.linalg.inv,
+    np.linalg.eigvalsh,
+)  # fmt: skip
 
 
 class Elsewhere(NDArrayOperatorsMixin):

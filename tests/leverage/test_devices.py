@@ -17,6 +17,7 @@ from daskrr.errors import DoesNotFit, InvalidParameter, SourceUnreachable
 from daskrr.kernels import Function, Gaussian, Laplacian, Linear, Matern
 from daskrr.kernels.device import current
 from daskrr.machine import Gpu
+from daskrr.nystrom import sketch
 from daskrr.regression.classifier import NystromKernelRidgeClassifier
 from daskrr.regression.cross_validation import NystromKernelRidgeCV
 from daskrr.regression.ridge import NystromKernelRidge
@@ -108,6 +109,25 @@ def test_scores__agree_with_those_of_the_processor(device):
     new = rows(30, seed=5)
     with dask.config.set({"daskrr.device": "cuda"}):
         np.testing.assert_allclose(there.sketch.scores(new), here.sketch.scores(new), rtol=1e-8)
+
+
+def test_eigenvalues__of_many_landmarks_are_found_on_the_device(device, monkeypatch):
+    monkeypatch.setattr("daskrr.numerics.panels.SMALLEST", 16)
+    places, find = [], sketch.shifted_eigenvalues
+
+    def note(*given, **more):
+        places.append(current().name)
+        return find(*given, **more)
+
+    monkeypatch.setattr(sketch, "shifted_eigenvalues", note)
+    given = {"certify": False, "sampling": "uniform", "random_state": 0, "progress": False}
+    here, there = (
+        daskrr.leverage_scores(rows(), Gaussian(1.0), 1e-2, 63, device=name, **given).eigenvalues
+        for name in ("cpu", "cuda")
+    )
+    assert places == ["cuda"]
+    assert len(here) == len(there)
+    np.testing.assert_allclose(there, here, rtol=1e-9, atol=1e-9 * here.max())
 
 
 def test_scores__of_weighted_rows_are_certified_on_the_device(device):
