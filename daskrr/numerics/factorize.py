@@ -33,6 +33,14 @@ def shift_of(n_rows: float, ridge: float) -> float:
 
 
 @dataclass(frozen=True)
+class Decomposition:
+    """Eigenvalues (r,) of G in ascending order, and eigenvectors (k, r) of the last k of them, as rows."""
+
+    eigenvalues: NDArray[np.float64]
+    vectors: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
 class RidgeFactor:
     """What pass 2 applies: factors in turn to a row c of kernel columns, then a reading of the result's squares.
 
@@ -86,11 +94,13 @@ def ridge_factor(
     tile_dtype: np.dtype,
     gram_error: float,
     with_leading: bool = False,
+    decomposition: Decomposition | None = None,
 ) -> RidgeFactor:
     """Factor G + n·λ·I, G given by its lower triangle (r, r), and form what pass 2 applies (Algorithm, step 4).
 
     ``gram_error`` bounds the norm of the error of G, see :func:`sum_error`. Without a ``whitening``, what is applied to
-    kernel columns is left out.
+    kernel columns is left out. A ``decomposition``, if it is known, has the eigenvectors that are needed: of all
+    eigenvalues for a path, of those above the shift for ``with_leading``.
 
     Raises
     ------
@@ -105,11 +115,16 @@ def ridge_factor(
     combine = whitening is not None and max(together) <= COMBINED_LIMIT[tile_dtype]
     if combine:
         errors = [one + other for one, other in zip(errors, together, strict=True)]
-    make = _triangular if len(shifts) == 1 else _rotation
-    inverse, combined, eigenvalues, dimensions = make(G, whitening if combine else None, shifts)
-    leading, spectrum = None, eigenvalues
-    if whitening and with_leading and len(shifts) == 1:
-        leading, spectrum = _leading(G, whitening, shifts[0])
+    inner, leading, spectrum = whitening if combine else None, None, None
+    if len(shifts) > 1:
+        decomposition = decomposition or decompose(G, -math.inf)
+        inverse, combined, eigenvalues, dimensions = _rotation(decomposition, inner, shifts)
+        spectrum = eigenvalues
+    else:
+        inverse, combined, eigenvalues, dimensions = _triangular(G, inner, shifts[0])
+        if whitening and with_leading:
+            decomposition = decomposition or decompose(G, shifts[0])
+            leading, spectrum = _leading(decomposition, whitening), decomposition.eigenvalues
     return RidgeFactor(
         inverse=inverse,
         combined=combined,
@@ -121,6 +136,18 @@ def ridge_factor(
         gram_norm=norm,
         gram_error=gram_error,
     )
+
+
+def decompose(G: NDArray[np.float64], least: float) -> Decomposition:
+    """Eigenvalues of G, given by its lower triangle (r, r), and eigenvectors of those above ``least``.
+
+    They are found on the device of the calling thread.
+    """
+    device = current()
+    eigenvalues, vectors = np.linalg.eigh(device.put(panels.mirrored(G)))
+    eigenvalues = device.get(eigenvalues)
+    first = int(np.searchsorted(eigenvalues, least, side="right"))
+    return Decomposition(eigenvalues, device.get(vectors[:, first:].T.copy()))
 
 
 def gram_eigenvalues(factor: RidgeFactor, shift: float) -> NDArray[np.float64]:
@@ -180,11 +207,11 @@ def gram_ridge(rank: int, norm: float, gram_error: float, n_rows: float, tile_dt
     return _least_shift(rank, norm, gram_error, tile_dtype) / n_rows
 
 
-def _triangular(G: NDArray, whitening: Whitening | None, shifts: list[float]) -> tuple[Any, ...]:
+def _triangular(G: NDArray, whitening: Whitening | None, shift: float) -> tuple[Any, ...]:
     """M⁻¹ with M Mᵀ = G + shift·I, its product with the factor of W, and the effective dimension."""
-    M, bad = _inverse_factor(G, shifts[0])
+    M, bad = _inverse_factor(G, shift)
     if bad:
-        raise RidgeTooSmall(f"the Gram matrix plus {shifts[0]:.3g} is not positive: pivot {bad} of {len(G)} failed.")
+        raise RidgeTooSmall(f"the Gram matrix plus {shift:.3g} is not positive: pivot {bad} of {len(G)} failed.")
     combined = panels.lower_product(M, whitening.inverse) if whitening else None
     return M, combined, None, [panels.trace_of_form(M, G)]
 
@@ -199,24 +226,19 @@ def _inverse_factor(G: NDArray, shift: float) -> tuple[NDArray[np.float64], int]
     return M, 0
 
 
-def _rotation(G: NDArray, whitening: Whitening | None, shifts: list[float]) -> tuple[Any, ...]:
+def _rotation(found: Decomposition, whitening: Whitening | None, shifts: list[float]) -> tuple[Any, ...]:
     """Eigenvectors of G as rows, their product with the factor of W, the eigenvalues, and effective dimensions."""
-    eigenvalues, vectors = np.linalg.eigh(G)
-    eigenvalues = np.maximum(eigenvalues, 0.0)
-    rotation = np.ascontiguousarray(vectors.T)
+    eigenvalues = np.maximum(found.eigenvalues, 0.0)
     dimensions = [float(np.sum(eigenvalues / (eigenvalues + shift))) for shift in shifts]
-    return rotation, rotation @ whitening.inverse if whitening else None, eigenvalues, dimensions
+    combined = panels.times(found.vectors, whitening.inverse) if whitening else None
+    return found.vectors, combined, eigenvalues, dimensions
 
 
-def _leading(
-    G: NDArray, whitening: Whitening, shift: float
-) -> tuple[tuple[NDArray, NDArray, float], NDArray[np.float64]]:
-    """Coordinates along the eigenvectors above the shift, as :class:`RidgeFactor` has them, and all eigenvalues."""
-    eigenvalues, vectors = np.linalg.eigh(G)
-    first = int(np.searchsorted(eigenvalues, shift, side="right"))
-    left = max(float(eigenvalues[first - 1]), 0.0) if first else 0.0
-    leading = np.ascontiguousarray(vectors[:, first:].T) @ whitening.inverse, eigenvalues[first:], left
-    return leading, eigenvalues
+def _leading(found: Decomposition, whitening: Whitening) -> tuple[NDArray, NDArray, float]:
+    """Coordinates along the eigenvectors above the shift, as :class:`RidgeFactor` has them."""
+    first = len(found.eigenvalues) - len(found.vectors)
+    left = max(float(found.eigenvalues[first - 1]), 0.0) if first else 0.0
+    return panels.times(found.vectors, whitening.inverse), found.eigenvalues[first:], left
 
 
 def subset_factor(W: NDArray[np.float64], shift: float) -> NDArray[np.float64]:
@@ -269,7 +291,7 @@ def largest_eigenvalue(G: NDArray, iterations: int = 30) -> float:
     vector = np.random.default_rng(0).standard_normal(len(G))
     value = 0.0
     for _ in range(iterations):
-        vector = panels.times_vector(G, vector)
+        vector = panels.times(G, vector)
         value = float(np.linalg.norm(vector))
         if value == 0.0:
             return 0.0

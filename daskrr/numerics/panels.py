@@ -53,9 +53,9 @@ def lower(A: Matrix) -> Matrix:
     return full
 
 
-def times_vector(A: Matrix, x: Matrix) -> Matrix:
-    """A x."""
-    return np.concatenate(side_by_side(lambda rows: A[rows] @ x, cut(0, len(A))))
+def times(A: Matrix, B: Matrix) -> Matrix:
+    """A B, for A (m, p) and B (p, …)."""
+    return np.concatenate([A[:0] @ B, *side_by_side(lambda rows: A[rows] @ B, cut(0, len(A)))])
 
 
 def lower_product(A: Matrix, B: Matrix) -> Matrix:

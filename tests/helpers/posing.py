@@ -16,7 +16,7 @@ from daskrr.numerics import blas
 # Functions of NumPy that CuPy answers, of those that daskrr calls; all ufuncs are answered.
 ANSWERED = (
     np.any, np.max, np.einsum, np.copyto, np.empty_like, np.zeros_like, np.diagonal, np.where, np.linalg.inv,
-    np.linalg.eigvalsh,
+    np.linalg.eigvalsh, np.linalg.eigh,
 )  # fmt: skip
 
 
@@ -36,7 +36,7 @@ class Elsewhere(NDArrayOperatorsMixin):
         if function not in ANSWERED:
             return NotImplemented
         found = function(*map(_inside, given), **{name: _inside(one) for name, one in more.items()})
-        return _outside(found)
+        return tuple(map(_outside, found)) if isinstance(found, tuple) else _outside(found)
 
     def __array__(self, *_: Any, **__: Any) -> np.ndarray:
         raise TypeError("an array of the device becomes one of NumPy by get() alone")

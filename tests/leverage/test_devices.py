@@ -17,7 +17,7 @@ from daskrr.errors import DoesNotFit, InvalidParameter, SourceUnreachable
 from daskrr.kernels import Function, Gaussian, Laplacian, Linear, Matern
 from daskrr.kernels.device import current
 from daskrr.machine import Gpu
-from daskrr.nystrom import sketch
+from daskrr.nystrom import factors, sketch
 from daskrr.regression.classifier import NystromKernelRidgeClassifier
 from daskrr.regression.cross_validation import NystromKernelRidgeCV
 from daskrr.regression.ridge import NystromKernelRidge
@@ -109,6 +109,29 @@ def test_scores__agree_with_those_of_the_processor(device):
     new = rows(30, seed=5)
     with dask.config.set({"daskrr.device": "cuda"}):
         np.testing.assert_allclose(there.sketch.scores(new), here.sketch.scores(new), rtol=1e-8)
+
+
+@pytest.mark.parametrize("ridge", [1e-2, [1e-1, 1e-3]])
+def test_eigenvectors__of_many_landmarks_are_found_on_the_device(ridge, device, monkeypatch):
+    monkeypatch.setattr("daskrr.numerics.panels.SMALLEST", 16)
+    places, find = [], factors.decompose
+
+    def note(*given):
+        places.append(current().name)
+        return find(*given)
+
+    monkeypatch.setattr(factors, "decompose", note)
+    given = {"certify": True, "random_state": 0, "progress": False}
+    here, there = (
+        daskrr.leverage_scores(rows(), Gaussian(1.0), ridge, 60, device=name, **given) for name in ("cpu", "cuda")
+    )
+    assert places == ["cuda"]
+    for name in ("scores", "estimate", "lower", "upper"):
+        np.testing.assert_allclose(getattr(there, name), getattr(here, name), rtol=1e-6, atol=1e-9)
+    exactly = np.stack([exact.leverage_scores(rows(), Gaussian(1.0), one) for one in np.atleast_1d(ridge)], axis=-1)
+    exactly = exactly.reshape(there.lower.shape)
+    assert np.all(np.asarray(there.lower) <= exactly + 1e-12)
+    assert np.all(exactly <= np.asarray(there.upper) + 1e-12)
 
 
 def test_eigenvalues__of_many_landmarks_are_found_on_the_device(device, monkeypatch):

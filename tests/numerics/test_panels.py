@@ -46,7 +46,9 @@ def test_products__are_those_of_numpy(p):
     G, x, size = positive(p), rng.standard_normal(p), 1e-12 * p
     np.testing.assert_allclose(panels.lower_product(A, B), A @ B, atol=size)
     np.testing.assert_allclose(panels.gram(A), np.tril(A @ A.T), atol=size)
-    np.testing.assert_allclose(panels.times_vector(G, x), G @ x, atol=size)
+    np.testing.assert_allclose(panels.times(G, x), G @ x, atol=size)
+    np.testing.assert_allclose(panels.times(A[:5], G), A[:5] @ G, atol=size)
+    assert panels.times(A[:0], G).shape == (0, p)
     np.testing.assert_array_equal(panels.mirrored(np.where(np.tri(p, dtype=bool), G, np.nan)), blas.mirror_lower(G))
     assert panels.trace_of_form(A, G) == pytest.approx(np.trace(A @ G @ A.T), rel=1e-12)
 
