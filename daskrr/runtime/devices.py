@@ -60,7 +60,7 @@ def choose(asked: str | None, client: distributed.Client | None) -> Choice:
         raise InvalidParameter(f"device must be 'auto', 'cpu' or 'cuda', got {wanted!r}")
     if wanted == CPU:
         return PROCESSOR
-    found: Mapping[str, Any] = {"": usable_gpu()} if client is None else client.run(usable_gpu, on_error="return")
+    found: Mapping[str, Any] = {"": working_gpu()} if client is None else client.run(working_gpu, on_error="return")
     gpus = {name: one for name, one in found.items() if isinstance(one, Gpu)}
     if len(gpus) == len(found) and gpus:
         return Choice(CUDA, min(gpus.values(), key=lambda one: one.memory))
@@ -76,7 +76,10 @@ def choose(asked: str | None, client: distributed.Client | None) -> Choice:
 
 
 def _missing(without: list[str], client: distributed.Client | None) -> Exception:
-    advice = f"A GPU of NVIDIA and CuPy are needed ({install('cuda')})"
+    advice = (
+        f"A GPU of NVIDIA and CuPy are needed ({install('cuda')}); where both are there, the log of the worker says "
+        "what is wrong"
+    )
     if client is None:
         return InvalidParameter(f"device='cuda' was asked for, and this process has none. {advice}.")
     if not without:
@@ -88,8 +91,23 @@ def _missing(without: list[str], client: distributed.Client | None) -> Exception
 
 
 def usable_gpu() -> Gpu | None:
-    """The GPU that this process can compute on."""
+    """The GPU of this process, if CuPy is there for it."""
     return None if find_spec("cupy") is None else machine.gpu()
+
+
+def working_gpu() -> Gpu | None:
+    """The same if it has been tried out; why it does not work is told in the log of this process."""
+    found = usable_gpu()
+    if found is None:
+        return None
+    try:
+        where = cuda_device()
+        with device.using(where):
+            where.get(where.zeros((1, 1)))
+    except Exception as error:  # of CuPy, of its libraries and of the driver
+        log.warning("CuPy cannot use the %s of this process: %s: %s", found.name, type(error).__name__, error)
+        return None
+    return found
 
 
 def computes_on_gpu() -> bool:

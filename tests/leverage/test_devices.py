@@ -232,6 +232,18 @@ def test_device__that_is_not_there_is_refused(asked, match):
         daskrr.leverage_scores(rows(), Gaussian(1.0), 1e-2, 20, device=asked, progress=False)
 
 
+def test_gpu__that_does_not_work_is_none_and_its_log_says_why(posing, monkeypatch, caplog):
+    def fail(shape):
+        raise OSError("no kernel image is available")
+
+    monkeypatch.setattr(posing, "zeros", fail)
+    found = daskrr.leverage_scores(rows(), Gaussian(1.0), 1e-2, 20, progress=False)
+    assert found.summary["workers"]["device"] == "cpu"
+    assert "CuPy cannot use the posing of this process: OSError: no kernel image is available" in caplog.text
+    with pytest.raises(InvalidParameter, match="the log of the worker says what is wrong"):
+        daskrr.leverage_scores(rows(), Gaussian(1.0), 1e-2, 20, device="cuda", progress=False)
+
+
 def test_gpu__is_not_asked_for_by_a_run_on_processors(monkeypatch):
     """The driver takes time and memory."""
     monkeypatch.setattr("daskrr.machine.gpu", lambda: pytest.fail("asked"))

@@ -112,7 +112,7 @@ def dask_setup(worker: Any) -> None:
 
 def default_workers() -> int:
     """How many a local cluster has: one for each GPU that is computed on, or for each core."""
-    return len(machine.visible_gpus()) if computes_on_gpu() else CPU_COUNT
+    return max(1, len(machine.visible_gpus())) if computes_on_gpu() else CPU_COUNT
 
 
 @contextmanager
