@@ -141,9 +141,9 @@ def visible_gpus() -> list[str]:
 
 
 def use_one_gpu(number: int) -> None:
-    """Have this process, which has asked for no GPU yet, see but one of those there are, the next for each number."""
+    """Have this process, which has asked for no GPU yet, see that of its number alone, or none if there are fewer."""
     if gpus := visible_gpus():
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[number] if number < len(gpus) else ""
 
 
 def sync_file(descriptor: int) -> None:

@@ -337,10 +337,16 @@ def test_gpu__is_none_where_the_driver_has_none(failing: str, monkeypatch: pytes
 
 @pytest.mark.parametrize(
     ("visible", "gpus", "seen"),
-    [(None, 0, []), (None, 2, ["0", "1", "0"]), ("4,7", 8, ["4", "7", "4"]), ("", 2, []), ("3", 8, ["3", "3", "3"])],
+    [
+        (None, 0, [None, None, None]),
+        (None, 2, ["0", "1", ""]),
+        ("4,7", 8, ["4", "7", ""]),
+        ("", 2, ["", "", ""]),
+        ("3", 8, ["3", "", ""]),
+    ],
 )
-def test_use_one_gpu__gives_each_process_the_next(
-    visible: str | None, gpus: int, seen: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_use_one_gpu__gives_each_process_one_and_none_to_those_that_are_left(
+    visible: str | None, gpus: int, seen: list[str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(gpus):
         (tmp_path / f"driver/nvidia/gpus/{number}").mkdir(parents=True)
@@ -351,5 +357,5 @@ def test_use_one_gpu__gives_each_process_the_next(
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         machine.use_one_gpu(number)
-        found += [os.environ["CUDA_VISIBLE_DEVICES"]] if machine.visible_gpus() else []
+        found.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
     assert found == seen

@@ -80,7 +80,7 @@ def local_cluster(
         with deaf_children():
             cluster = LocalCluster(
                 n_workers=workers,
-                threads_per_worker=TASKS_AT_ONCE if computes_on_gpu() else 1,
+                threads_per_worker=TASKS_AT_ONCE if computes_on_gpu() and workers <= default_workers() else 1,
                 processes=True,
                 memory_limit=MEMORY_LIMIT // max(1, workers) if memory_limit is None else memory_bytes(memory_limit),
                 host="127.0.0.1",
