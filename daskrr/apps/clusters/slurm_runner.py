@@ -6,6 +6,7 @@ The same module is what srun starts, as often as there are tasks; each becomes w
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -41,7 +42,10 @@ def start(wanted: ClusterRequest) -> Iterator[Client]:
         members = subprocess.Popen(command, stdout=sys.stderr, env=os.environ | _QUIET)
         try:
             with _client(folder, settings["security"], members, wanted.seconds) as client:
-                yield client
+                try:
+                    yield client
+                finally:  # there are keys in it, and to end takes a while, which a request to end may not wait for
+                    shutil.rmtree(folder, ignore_errors=True)
         finally:
             _end(members)
 
