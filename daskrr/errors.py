@@ -141,7 +141,7 @@ def install(extra: str) -> str:
 
 def check_count(name: str, value: Any) -> int:
     """``value`` as an int of at least 1; raise :class:`InvalidParameter` otherwise."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
+    if isinstance(value, bool) or bool(getattr(value, "shape", ())) or not hasattr(value, "__index__") or value < 1:
         raise InvalidParameter(f"{name} must be an int of at least 1, got {value!r}")
     return int(value)
 

@@ -37,7 +37,7 @@ class Whitening:
     kernel_error
         Measured error of an entry of the tile kernel, relative to the diagonal.
     smallest_pivot
-        Smallest pivot that was kept (NaN when none was).
+        Smallest pivot that was kept, or what all others leave of a landmark, if that is more than enough; NaN for none.
     """
 
     pivots: NDArray[np.intp]

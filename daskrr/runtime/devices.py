@@ -126,11 +126,6 @@ def call_on(name: str, function: Callable[..., T], *arguments: Any) -> T:
         return function(*arguments)
 
 
-def within_call(calls: Iterator[Callable[[], T]]) -> Iterator[T]:
-    """The same for calls that are part of one on the device of this thread."""
-    return in_order(device.current().name, calls, _more_threads)
-
-
 def in_order(
     name: str, calls: Iterator[Callable[[], T]], threads: Callable[[], ThreadPoolExecutor] | None = None
 ) -> Iterator[T]:
@@ -152,6 +147,11 @@ def in_order(
         for one in waiting:
             one.cancel()
         wait(waiting)
+
+
+def within_call(calls: Iterator[Callable[[], T]]) -> Iterator[T]:
+    """What :func:`in_order` gives, for calls that are parts of one on the device of this thread."""
+    return in_order(device.current().name, calls, _more_threads)
 
 
 @cache

@@ -608,6 +608,7 @@ GOOD = {"kernel": Gaussian(1.0), "ridge": 0.1, "landmarks": 5}
         ({"ridge": [0.1, 0.2, 0.1]}, "ridge 0.1 is in the list 2 times"),
         ({"ridge": [0.1, -1.0]}, "every ridge must be positive and finite, got -1.0"),
         ({"landmarks": 0}, "landmarks must be an int of at least 1"),
+        ({"landmarks": np.arange(5)}, "landmarks must be an int of at least 1"),
         ({"landmarks": -3}, "landmarks must be an int"),
         ({"landmarks": 5.0}, "landmarks must be an int"),
         ({"landmarks": True}, "landmarks must be an int"),

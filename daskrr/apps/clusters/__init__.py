@@ -96,6 +96,11 @@ def local_cluster(
     return cluster
 
 
+def default_workers() -> int:
+    """How many a local cluster has: one for each GPU that is computed on, or for each core."""
+    return max(1, len(machine.visible_gpus())) if computes_on_gpu() else CPU_COUNT
+
+
 def dask_setup(worker: Any) -> None:
     """Make a starting worker ready, and have it ignore the interrupt key; Dask calls this for preloaded modules.
 
@@ -108,11 +113,6 @@ def dask_setup(worker: Any) -> None:
     import_module("daskrr.leverage")
     settle_in(worker)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def default_workers() -> int:
-    """How many a local cluster has: one for each GPU that is computed on, or for each core."""
-    return max(1, len(machine.visible_gpus())) if computes_on_gpu() else CPU_COUNT
 
 
 @contextmanager
