@@ -4,9 +4,9 @@ A loop is made for a *schedule*, which says how its rows and columns are shared 
 lanes on a processor, between thousands of threads on a GPU.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -20,11 +20,11 @@ _ZERO, _ONE = INTEGER(0), INTEGER(1)
 
 @dataclass
 class Turn:
-    """A loop whose body is being made: its index, a total that it carries, and what this becomes in the next turn."""
+    """A loop whose body is being made: its index, totals that it carries, and what these become in the next turn."""
 
     index: ir.Value
-    total: Any
-    next: Any = None
+    totals: list[Any]
+    next: list[Any] = field(default_factory=list)
 
 
 class Schedule(Protocol):
@@ -32,8 +32,12 @@ class Schedule(Protocol):
 
     lanes: int
 
-    def rows(self, builder: Builder, stop: ir.Value) -> AbstractContextManager[Turn]:
-        """The rows of one thread."""
+    @property
+    def rows_at_once(self) -> int:
+        """Rows whose pairs with a landmark are worth summing side by side."""
+
+    def rows(self, builder: Builder, stop: ir.Value, by: int = 1) -> AbstractContextManager[Turn]:
+        """The rows of one thread, or the first of every so many."""
 
     def strips(self, builder: Builder, stop: ir.Value) -> Iterator[tuple[ir.Value, ir.Value | None]]:
         """Where each strip of lanes of one thread begins, and which lanes there are, unless all are.
@@ -103,35 +107,39 @@ class Pairs:
         kinds = [wide, wide, wide, SCALARS[self.dtype].as_pointer(), wide, *[INTEGER] * 4]
         builder = Builder("pairs", kinds, schedule.lanes)
         _, _, _, tile, limits, n_rows, _, n_columns, _ = builder.function.args
-        with schedule.rows(builder, n_rows) as row:
+        at_once = 1 if self.mends else schedule.rows_at_once
+        with schedule.rows(builder, n_rows, by=at_once) as row:
+            rows = [row.index] + [_row_or_last(builder, row.index, more, n_rows) for more in range(1, at_once)]
             limit = _splat(builder, limits, row.index) if self.mends else None
             for first, mask in schedule.strips(builder, n_columns):
-                place = builder.add(builder.mul(row.index, n_columns), first)
+                places = [builder.add(builder.mul(one, n_columns), first) for one in rows]
                 if limit is None:
-                    total = self._summed(builder, row.index, first)
+                    totals = self._summed(builder, rows, first)
                 else:
-                    known = _lanes_at(builder, tile, place, self.dtype, mask)
-                    total = self._mended(builder, known, limit, row.index, first)
-                _store(self.formula(total), tile, place, mask)
+                    known = _lanes_at(builder, tile, places[0], self.dtype, mask)
+                    totals = [self._mended(builder, known, limit, row.index, first)]
+                for total, place in zip(totals, places, strict=True):
+                    _store(self.formula(total), tile, place, mask)
         return builder
 
-    def _summed(self, builder: Builder, row: ir.Value, first: ir.Value) -> Lanes:
+    def _summed(self, builder: Builder, numbers: list[ir.Value], first: ir.Value) -> list[Lanes]:
         rows, landmarks, weights, _, _, _, n_features, _, padded = builder.function.args
-        begin = same(SCALARS[WIDE](self.start), builder.lanes)
+        begin = [same(SCALARS[WIDE](self.start), builder.lanes)] * len(numbers)
+        starts = [builder.mul(number, n_features) for number in numbers]
         with turns(builder, n_features, begin=begin) as feature:
-            x = _splat(builder, rows, builder.add(builder.mul(row, n_features), feature.index))
-            place = builder.add(builder.mul(feature.index, padded), first)
-            difference = x - _lanes_at(builder, landmarks, place, WIDE)
+            landmark = _lanes_at(builder, landmarks, builder.add(builder.mul(feature.index, padded), first), WIDE)
             weight = _splat(builder, weights, feature.index)
-            feature.next = self.step(Lanes(builder, feature.total, WIDE), difference, weight).value
-        return Lanes(builder, feature.total, WIDE).astype(self.dtype)
+            for start, total in zip(starts, feature.totals, strict=True):
+                difference = _splat(builder, rows, builder.add(start, feature.index)) - landmark
+                feature.next.append(self.step(Lanes(builder, total, WIDE), difference, weight).value)
+        return [Lanes(builder, total, WIDE).astype(self.dtype) for total in feature.totals]
 
     def _mended(self, builder: Builder, known: Lanes, limit: Lanes, row: ir.Value, first: ir.Value) -> Lanes:
         # Not-less instead of greater, so that what overflowed to NaN is caught as well.
         bad = builder.fcmp_unordered(">=", known.astype(WIDE).value, limit.value)
         before = builder.block
         with builder.if_then(_any(builder, bad)):
-            anew = builder.select(bad, self._summed(builder, row, first).value, known.value)
+            anew = builder.select(bad, self._summed(builder, [row], first)[0].value, known.value)
             there = builder.block
         found = builder.phi(known.value.type)
         found.add_incoming(known.value, before)
@@ -188,24 +196,29 @@ def turns(
     stop: ir.Value,
     by: ir.Value = _ONE,
     first: ir.Value = _ZERO,
-    begin: ir.Value | None = None,
+    begin: Sequence[ir.Value] = (),
 ) -> Iterator[Turn]:
-    """A loop from ``first`` on, whose total is ``begin`` at first, if it carries one."""
+    """A loop from ``first`` on, whose totals are ``begin`` at first."""
     before = builder.block
     head, body, after = (builder.append_basic_block(name) for name in ("head", "body", "after"))
     builder.branch(head)
     builder.position_at_end(head)
-    loop = Turn(builder.phi(INTEGER), None if begin is None else builder.phi(begin.type))
+    loop = Turn(builder.phi(INTEGER), [builder.phi(one.type) for one in begin])
     builder.cbranch(builder.icmp_signed("<", loop.index, stop), body, after)
     builder.position_at_end(body)
     yield loop
-    carried = [(loop.index, first, builder.add(loop.index, by))]
-    carried += [] if begin is None else [(loop.total, begin, loop.next)]
+    carried = [(loop.index, first, builder.add(loop.index, by)), *zip(loop.totals, begin, loop.next, strict=True)]
     for phi, start, following in carried:
         phi.add_incoming(start, before)
         phi.add_incoming(following, builder.block)
     builder.branch(head)
     builder.position_at_end(after)
+
+
+def _row_or_last(builder: Builder, first: ir.Value, more: int, n_rows: ir.Value) -> ir.Value:
+    """The row so many after the first; the last row, once more, where there is none."""
+    row, last = builder.add(first, INTEGER(more)), builder.sub(n_rows, _ONE)
+    return builder.select(builder.icmp_signed("<", row, n_rows), row, last)
 
 
 def repeated(builder: Builder, value: ir.Value) -> ir.Value:

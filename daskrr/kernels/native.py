@@ -24,9 +24,14 @@ class InTurn:
 
     lanes = LANES
 
-    def rows(self, builder: Builder, stop: ir.Value) -> AbstractContextManager[Turn]:
+    @property
+    def rows_at_once(self) -> int:
+        """As many as have room in the registers; no bit depends on it."""
+        return 4 if _has_wide_registers() else 1
+
+    def rows(self, builder: Builder, stop: ir.Value, by: int = 1) -> AbstractContextManager[Turn]:
         """All."""
-        return turns(builder, stop)
+        return turns(builder, stop, by=INTEGER(by))
 
     def strips(self, builder: Builder, stop: ir.Value) -> Iterator[tuple[ir.Value, ir.Value | None]]:
         """All, and the last with its lanes."""
@@ -41,9 +46,9 @@ class InTurn:
         """Lane by lane, and then all lanes."""
         rest = builder.srem(stop, INTEGER(LANES))
         whole = builder.sub(stop, rest)
-        with turns(builder, whole, by=INTEGER(LANES), begin=same(SCALARS[WIDE](0.0), LANES)) as strip:
-            strip.next = add(strip.total, strip.index).value
-        return add(strip.total, whole, _mask(builder, rest)).total()
+        with turns(builder, whole, by=INTEGER(LANES), begin=[same(SCALARS[WIDE](0.0), LANES)]) as strip:
+            strip.next = [add(strip.totals[0], strip.index).value]
+        return add(strip.totals[0], whole, _mask(builder, rest)).total()
 
 
 def _mask(builder: Builder, count: ir.Value) -> ir.Value:
@@ -77,6 +82,7 @@ def _engine() -> Any:
     return binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
 
 
+@cache
 def _features() -> str:
     """What the processor has besides what its name says; nothing where LLVM cannot tell."""
     try:
@@ -85,3 +91,8 @@ def _features() -> str:
         return ""
     # By default LLVM leaves half the width of these processors unused.
     return found.flatten() + (",-prefer-256-bit" if found.get("avx512f") else "")
+
+
+def _has_wide_registers() -> bool:
+    """Whether there are 32 registers of eight numbers each."""
+    return "+avx512f" in _features()

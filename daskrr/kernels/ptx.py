@@ -30,11 +30,12 @@ class Shared:
     """Rows shared out along one direction of the threads, columns along the other, one number at a time."""
 
     lanes = 1
+    rows_at_once = 1
 
-    def rows(self, builder: Builder, stop: ir.Value) -> AbstractContextManager[Turn]:
+    def rows(self, builder: Builder, stop: ir.Value, by: int = 1) -> AbstractContextManager[Turn]:
         """Every so many rows."""
-        first, by = _place(builder, "y")
-        return turns(builder, stop, by=by, first=first)
+        first, step = _place(builder, "y")
+        return turns(builder, stop, by=builder.mul(step, INTEGER(by)), first=builder.mul(first, INTEGER(by)))
 
     def strips(self, builder: Builder, stop: ir.Value) -> Iterator[tuple[ir.Value, ir.Value | None]]:
         """Every so many columns."""
@@ -45,9 +46,9 @@ class Shared:
     def add_up(self, builder: Builder, stop: ir.Value, add: Callable[..., Lanes]) -> ir.Value:
         """Thread by thread, and then those of the warp in a tree, by which all have the same sum."""
         first, by = _place(builder, "x")
-        with turns(builder, stop, by=by, first=first, begin=same(SCALARS[WIDE](0.0), 1)) as strip:
-            strip.next = add(strip.total, strip.index).value
-        total = builder.extract_element(strip.total, _SHORT(0))
+        with turns(builder, stop, by=by, first=first, begin=[same(SCALARS[WIDE](0.0), 1)]) as strip:
+            strip.next = [add(strip.totals[0], strip.index).value]
+        total = builder.extract_element(strip.totals[0], _SHORT(0))
         distance = WARP // 2
         while distance:
             total = builder.fadd(total, _of_another(builder, total, distance))
