@@ -1,11 +1,12 @@
 """Compiled formulas against NumPy and extended precision, at every length of the last strip."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import numpy as np
 import pytest
 
-from daskrr.kernels import Gaussian, Matern
+from daskrr.kernels import Gaussian, Matern, device, native
 from daskrr.kernels.compiled import mended_sweep, padded_columns, pairs, row_sums, sweep
 from daskrr.kernels.lanes import exp
 from daskrr.kernels.native import LANES, code_of
@@ -75,8 +76,11 @@ def test_sweep__touches_every_number_and_nothing_else(size, dtype):
 
 @pytest.mark.parametrize("n_columns", LENGTHS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("n_rows", "n_features"), [(0, 3), (1, 1), (4, 5), (3, 0)])
-def test_pairs__sum_over_features(n_rows, n_features, n_columns, dtype):
+@pytest.mark.parametrize(("n_rows", "n_features"), [(0, 3), (1, 1), (4, 5), (3, 0), (6, 2), (9, 4)])
+@pytest.mark.parametrize("wide", [False, True], ids=["one row at a time", "several"])
+def test_pairs__sum_over_features(n_rows, n_features, n_columns, dtype, wide, monkeypatch):
+    monkeypatch.setattr(native, "_has_wide_registers", lambda: wide)
+    monkeypatch.setattr(device, "code_of", cache(code_of.__wrapped__))
     rng = np.random.default_rng(2)
     shapes = (n_rows, n_features), (n_columns, n_features), (n_features,)
     X, Z, w = (rng.integers(-9, 9, shape).astype(float) for shape in shapes)
