@@ -40,8 +40,8 @@ OURS = re.compile(r"[a-z0-9._-]+\.record(\+versions|\+[0-9a-f]{16})?")
 # What writers of ours and of Zarr write to before they rename it.
 TEMPORARY = re.compile(r".*(\+[0-9a-f]{16}|\.[0-9a-f]{32}\.partial)")
 
-# A disk has several files reach it in the time of one.
-_SYNCHRONIZERS = ThreadPoolExecutor(16, thread_name_prefix="daskrr-sync")
+# A disk takes several files, and frees the room of several, in the time of one.
+_SEVERAL = ThreadPoolExecutor(16, thread_name_prefix="daskrr-files")
 
 
 class Files:
@@ -202,8 +202,7 @@ class Files:
     def settle(self, keys: Iterable[str]) -> None:
         """Synchronize files, several at a time, and then the folders that name them."""
         paths = [os.path.join(self.address, key) for key in keys]
-        for _ in _SYNCHRONIZERS.map(_sync_content, paths):
-            pass
+        _for_several(_sync_content, paths)
         for folder in sorted({os.path.dirname(path) for path in paths}):
             machine.sync_folder(folder)
 
@@ -341,6 +340,12 @@ def _sync_content(path: str) -> None:
         machine.sync_file(file.fileno())
 
 
+def _for_several(work: Callable[[str], None], paths: Iterable[str]) -> None:
+    """Do it to files, several at a time."""
+    for _ in _SEVERAL.map(work, paths):
+        pass
+
+
 def _remove(path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
@@ -409,10 +414,10 @@ def _clear(folder: str) -> None:
 
 def _discard(entries: list[os.DirEntry[str]]) -> None:
     """Delete records; versions all at once, and after the file that they hide."""
-    for entry in entries:
-        if not entry.is_dir(follow_symlinks=False):
-            _remove(entry.path)
-        elif "+" in entry.name:
+    folders = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+    _for_several(_remove, [entry.path for entry in entries if entry not in folders])
+    for entry in folders:
+        if "+" in entry.name:
             aside = f"{entry.path.rpartition('+')[0]}+{secrets.token_hex(8)}"
             with contextlib.suppress(FileNotFoundError):
                 os.rename(entry.path, aside)

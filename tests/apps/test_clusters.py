@@ -1,12 +1,13 @@
 """What can be set about clusters that others start, and that they are stopped whatever happens; no SLURM needed."""
 
+import os
 import signal
 import subprocess
 from types import SimpleNamespace
 
 import dask
 import pytest
-from distributed import LocalCluster
+from distributed import Client, LocalCluster
 
 from daskrr import config
 from daskrr.apps import clusters
@@ -26,6 +27,14 @@ def test_local_cluster__has_a_worker_for_each_gpu_it_computes_on(device, gpu, ex
     monkeypatch.setattr("daskrr.machine.visible_gpus", lambda: ["0", "1", "2"])
     with dask.config.set({"daskrr.device": device}):
         assert clusters.default_workers() == expected
+
+
+@pytest.mark.parametrize(("workers", "seen"), [(1, "0"), (2, "")])
+def test_local_cluster__of_more_workers_than_gpus_has_none(workers, seen, monkeypatch):
+    monkeypatch.setattr("daskrr.runtime.devices.usable_gpu", lambda: Gpu("posing", 2**30))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with clusters.local_cluster(workers) as cluster, Client(cluster) as client:
+        assert set(client.run(os.getenv, "CUDA_VISIBLE_DEVICES").values()) == {seen}
 
 
 def test_device__is_set_as_long_as_the_client_is_there():

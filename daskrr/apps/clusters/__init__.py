@@ -62,6 +62,8 @@ def local_cluster(
     """
     _check_size(workers, memory_limit)
     workers = default_workers() if workers is None else workers
+    with_gpus = computes_on_gpu()
+    on_gpus = with_gpus and workers <= default_workers()
     settings = {
         # Dask looks at what every worker does a hundred times a second, which costs a few percent of its core, and
         # keeps what it saw in each second for an hour, so that the memory of a worker would grow as long.
@@ -80,7 +82,7 @@ def local_cluster(
         with deaf_children():
             cluster = LocalCluster(
                 n_workers=workers,
-                threads_per_worker=TASKS_AT_ONCE if computes_on_gpu() and workers <= default_workers() else 1,
+                threads_per_worker=TASKS_AT_ONCE if on_gpus else 1,
                 processes=True,
                 memory_limit=MEMORY_LIMIT // max(1, workers) if memory_limit is None else memory_bytes(memory_limit),
                 host="127.0.0.1",
@@ -88,6 +90,8 @@ def local_cluster(
                 # Failures come back as exceptions; the log would only repeat them, each with its traceback.
                 silence_logs=logging.CRITICAL,
                 preload=[__name__],
+                # Of more workers than GPUs, some would have one, and all would compute on processors and say so.
+                env={"CUDA_VISIBLE_DEVICES": ""} if with_gpus and not on_gpus else {},
                 scheduler_kwargs={"preload": ["daskrr.apps.dashboard"]},
                 asynchronous=asynchronous,
             )
