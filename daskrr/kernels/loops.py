@@ -78,8 +78,8 @@ class Sweep:
         builder = Builder("sweep", [SCALARS[self.dtype].as_pointer(), INTEGER], schedule.lanes)
         values, size = builder.function.args
         for first, mask in schedule.strips(builder, size):
-            found = self.formula(_lanes_at(builder, values, first, self.dtype, mask))
-            _store(found, values, first, mask)
+            found = self.formula(lanes_at(builder, values, first, self.dtype, mask))
+            store(found, values, first, mask)
         return builder
 
     def extent(self, *sizes: int) -> tuple[int, int]:
@@ -110,16 +110,16 @@ class Pairs:
         at_once = 1 if self.mends else schedule.rows_at_once
         with schedule.rows(builder, n_rows, by=at_once) as row:
             rows = [row.index] + [_row_or_last(builder, row.index, more, n_rows) for more in range(1, at_once)]
-            limit = _splat(builder, limits, row.index) if self.mends else None
+            limit = splat(builder, limits, row.index) if self.mends else None
             for first, mask in schedule.strips(builder, n_columns):
                 places = [builder.add(builder.mul(one, n_columns), first) for one in rows]
                 if limit is None:
                     totals = self._summed(builder, rows, first)
                 else:
-                    known = _lanes_at(builder, tile, places[0], self.dtype, mask)
+                    known = lanes_at(builder, tile, places[0], self.dtype, mask)
                     totals = [self._mended(builder, known, limit, row.index, first)]
                 for total, place in zip(totals, places, strict=True):
-                    _store(self.formula(total), tile, place, mask)
+                    store(self.formula(total), tile, place, mask)
         return builder
 
     def _summed(self, builder: Builder, numbers: list[ir.Value], first: ir.Value) -> list[Lanes]:
@@ -127,10 +127,10 @@ class Pairs:
         begin = [same(SCALARS[WIDE](self.start), builder.lanes)] * len(numbers)
         starts = [builder.mul(number, n_features) for number in numbers]
         with turns(builder, n_features, begin=begin) as feature:
-            landmark = _lanes_at(builder, landmarks, builder.add(builder.mul(feature.index, padded), first), WIDE)
-            weight = _splat(builder, weights, feature.index)
+            landmark = lanes_at(builder, landmarks, builder.add(builder.mul(feature.index, padded), first), WIDE)
+            weight = splat(builder, weights, feature.index)
             for start, total in zip(starts, feature.totals, strict=True):
-                difference = _splat(builder, rows, builder.add(start, feature.index)) - landmark
+                difference = splat(builder, rows, builder.add(start, feature.index)) - landmark
                 feature.next.append(self.step(Lanes(builder, total, WIDE), difference, weight).value)
         return [Lanes(builder, total, WIDE).astype(self.dtype) for total in feature.totals]
 
@@ -171,12 +171,12 @@ class RowSums:
         *tiles, sums, weights, limits, n_rows, n_columns = builder.function.args
         with schedule.rows(builder, n_rows) as row:
             first = builder.mul(row.index, n_columns)
-            limit = partial(_splat, builder, limits, row.index)
+            limit = partial(splat, builder, limits, row.index)
 
             def add(total: ir.Value, at: ir.Value, mask: ir.Value | None = None) -> Lanes:
                 place = builder.add(first, at)
-                found = [_lanes_at(builder, tile, place, self.dtype, mask).astype(WIDE) for tile in tiles]
-                weight = partial(_lanes_at, builder, weights, at, WIDE, mask)
+                found = [lanes_at(builder, tile, place, self.dtype, mask).astype(WIDE) for tile in tiles]
+                weight = partial(lanes_at, builder, weights, at, WIDE, mask)
                 return Lanes(builder, total, WIDE) + self.term(found, weight, limit)
 
             builder.store(schedule.add_up(builder, n_columns, add), builder.gep(sums, [row.index]))
@@ -234,8 +234,9 @@ def _any(builder: Builder, bits: ir.Value) -> ir.Value:
     return builder.icmp_unsigned("!=", builder.bitcast(bits, number), number(0))
 
 
-def _splat(builder: Builder, numbers: ir.Value, place: ir.Value) -> Lanes:
-    return Lanes(builder, repeated(builder, builder.load(builder.gep(numbers, [place]))), WIDE)
+def splat(builder: Builder, numbers: ir.Value, place: ir.Value, dtype: np.dtype[Any] = WIDE) -> Lanes:
+    """The number at a place in every lane."""
+    return Lanes(builder, repeated(builder, builder.load(builder.gep(numbers, [place]))), dtype)
 
 
 def _vector_at(builder: Builder, numbers: ir.Value, place: ir.Value) -> ir.Value:
@@ -243,7 +244,7 @@ def _vector_at(builder: Builder, numbers: ir.Value, place: ir.Value) -> ir.Value
     return builder.bitcast(builder.gep(numbers, [place]), kind.as_pointer())
 
 
-def _lanes_at(
+def lanes_at(
     builder: Builder, numbers: ir.Value, place: ir.Value, dtype: np.dtype[Any], mask: ir.Value | None = None
 ) -> Lanes:
     pointer, bytes_each = _vector_at(builder, numbers, place), dtype.itemsize
@@ -257,7 +258,7 @@ def _lanes_at(
     )
 
 
-def _store(lanes: Lanes, numbers: ir.Value, place: ir.Value, mask: ir.Value | None) -> None:
+def store(lanes: Lanes, numbers: ir.Value, place: ir.Value, mask: ir.Value | None) -> None:
     builder, value = lanes.builder, lanes.value
     pointer, bytes_each = _vector_at(builder, numbers, place), lanes.dtype.itemsize
     if mask is None:

@@ -27,7 +27,7 @@ class InTurn:
     @property
     def rows_at_once(self) -> int:
         """As many as have room in the registers; no bit depends on it."""
-        return 4 if _has_wide_registers() else 1
+        return 4 if has_wide_registers() else 1
 
     def rows(self, builder: Builder, stop: ir.Value, by: int = 1) -> AbstractContextManager[Turn]:
         """All."""
@@ -93,6 +93,6 @@ def _features() -> str:
     return found.flatten() + (",-prefer-256-bit" if found.get("avx512f") else "")
 
 
-def _has_wide_registers() -> bool:
+def has_wide_registers() -> bool:
     """Whether there are 32 registers of eight numbers each."""
     return "+avx512f" in _features()

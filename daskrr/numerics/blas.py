@@ -21,7 +21,7 @@ import scipy.linalg.cython_lapack as cython_lapack
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
-from daskrr.kernels import compiled, device
+from daskrr.kernels import compiled, device, products
 from daskrr.kernels.device import Accelerator
 from daskrr.kernels.lanes import Lanes
 
@@ -171,7 +171,10 @@ def multiply_rows(A: NDArray, B: NDArray) -> NDArray:
         return B
     if isinstance(where := device.home(B), Accelerator):
         return where.multiply_rows(where.keep(A), B)
-    _call(cython_blas, "trmm", B.dtype, "L", "U", "T", "N", p, m, 1.0, A, p, B, p)
+    if products.suit(B):
+        products.multiply_rows(A, B)
+    else:
+        _call(cython_blas, "trmm", B.dtype, "L", "U", "T", "N", p, m, 1.0, A, p, B, p)
     return B
 
 
@@ -193,6 +196,8 @@ def add_gram(B: NDArray, G: NDArray) -> None:
         return
     if isinstance(where := device.home(B), Accelerator):
         where.add_gram(B, G)
+    elif products.suit(B):
+        products.add_gram(B, G)
     else:
         _call(cython_blas, "syrk", B.dtype, "U", "N", p, m, 1.0, B, p, 1.0, G, p)
 

@@ -1,0 +1,86 @@
+"""Products of tiles by machine code of our own, against NumPy with numbers whose sums are exact."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+from daskrr.kernels import native, products
+from daskrr.numerics import blas
+
+COLUMNS = [1, 7, 8, 23, 24, 25, 48, 61, 96, 200, 257]
+ROWS = [1, 7, 8, 9, 63, 64, 65, 300]
+
+
+def integers(rng, *shape):
+    return rng.integers(-9, 10, shape).astype(float)
+
+
+@pytest.mark.parametrize("n_columns", COLUMNS)
+@pytest.mark.parametrize("n_rows", ROWS)
+def test_rows__times_a_lower_matrix(n_rows, n_columns):
+    rng = np.random.default_rng(0)
+    A, B = integers(rng, n_columns, n_columns), integers(rng, n_rows, n_columns)
+    memory = np.full((n_rows + 2, n_columns), np.nan)
+    memory[1:-1] = B
+    products.multiply_rows(A, memory[1:-1])
+    np.testing.assert_array_equal(memory[1:-1], B @ np.tril(A).T)
+    assert np.isnan(memory[[0, -1]]).all()
+
+
+@pytest.mark.parametrize("n_columns", COLUMNS)
+@pytest.mark.parametrize("n_rows", [*ROWS, 2000])
+def test_gram_matrix__is_added_to_the_lower_triangle(n_rows, n_columns):
+    rng = np.random.default_rng(1)
+    B, G = integers(rng, n_rows, n_columns), integers(rng, n_columns, n_columns)
+    memory = np.full((n_columns + 2, n_columns), np.nan)
+    memory[1:-1] = G
+    products.add_gram(B, memory[1:-1])
+    np.testing.assert_array_equal(np.tril(memory[1:-1]), np.tril(G + B.T @ B))
+    assert np.isnan(memory[[0, -1]]).all()
+
+
+def test_rows__have_the_same_bits_wherever_they_are():
+    rng = np.random.default_rng(2)
+    A, B = rng.standard_normal((100, 100)), rng.standard_normal((150, 100))
+    alone, together = B.copy(), B.copy()
+    products.multiply_rows(A, together)
+    for row in range(len(B)):
+        products.multiply_rows(A, alone[row : row + 1])
+    np.testing.assert_array_equal(alone, together)
+
+
+def test_factor__is_packed_once_and_forgotten_with_it(monkeypatch):
+    packed = []
+    monkeypatch.setattr(products, "_pack", lambda A, pack=products._pack: packed.append(pack(A)) or packed[-1])
+    A, B = np.eye(50), np.ones((3, 50))
+    for _ in range(2):
+        products.multiply_rows(A, B)
+    (memory,) = packed
+    assert memory.ctypes.data % products.REGISTER_BYTES == 0
+    left = weakref.ref(memory)
+    del A, memory
+    packed.clear()
+    gc.collect()
+    assert left() is None
+
+
+@pytest.mark.parametrize("n_columns", [products.LEAST_COLUMNS - 1, products.LEAST_COLUMNS, products.MOST_COLUMNS + 1])
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_others__are_left_to_blas_and_agree_with_it(n_columns, wide, dtype, monkeypatch):
+    monkeypatch.setattr(native, "has_wide_registers", lambda: wide)
+    own = []
+    for name in ("multiply_rows", "add_gram"):
+        done = getattr(products, name)
+        monkeypatch.setattr(products, name, lambda *given, done=done, name=name: own.append(name) or done(*given))
+    rng = np.random.default_rng(3)
+    A, B = (integers(rng, size, n_columns).astype(dtype) for size in (n_columns, 40))
+    G = np.zeros((n_columns, n_columns), dtype)
+    blas.add_gram(B, G)
+    np.testing.assert_array_equal(np.tril(G), np.tril(B.T @ B))
+    found = blas.multiply_rows(A, B.copy())
+    np.testing.assert_array_equal(found, B @ np.tril(A).T)
+    ours = wide and dtype == np.float64 and n_columns == products.LEAST_COLUMNS
+    assert own == (["add_gram", "multiply_rows"] if ours else [])
