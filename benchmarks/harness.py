@@ -17,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import psutil
 import zarr
@@ -25,6 +26,9 @@ from threadpoolctl import threadpool_limits
 from zarr.codecs import BloscCodec, Crc32cCodec
 
 from daskrr.apps.clusters import local_cluster
+
+# Measured are processors, also where there is a GPU, unless a benchmark says otherwise.
+dask.config.set({"daskrr.device": "cpu"})
 
 MIB = 2**20
 WORKERS = 2

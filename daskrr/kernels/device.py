@@ -145,12 +145,13 @@ class _Scratch(threading.local):
 _SCRATCH = _Scratch()
 
 
-def scratch(use: str, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
+def scratch(use: str, shape: tuple[int, ...], dtype: DTypeLike, device: Device | None = None) -> Any:
     """An uninitialised array that is valid until this thread asks for the next of the same ``use``.
 
-    A thread keeps the memory from tile to tile: new pages cost as much as the arithmetic.
+    It is in the memory of the device that the thread computes on, or of another. A thread keeps the memory from tile to
+    tile: new pages cost as much as the arithmetic.
     """
-    device, dtype = _CURRENT.device, np.dtype(dtype)
+    device, dtype = device or _CURRENT.device, np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
     memory = _SCRATCH.memory.get((device, use))
     if memory is None or memory.nbytes < size:

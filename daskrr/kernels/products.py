@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from llvmlite import ir
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from daskrr.kernels import native
 from daskrr.kernels.device import HOST, Companions, scratch
@@ -46,14 +46,14 @@ def multiply_rows(A: Matrix, B: Matrix) -> None:
     m, p = B.shape
     packed = _PACKED.of(A, "packed", lambda: _pack(A))
     stride = _padded(p) + LANES
-    HOST.run(RowsTimesLower(), [B, packed, _aligned(scratch, COPIED_ROWS * stride)], [m, p, stride])
+    HOST.run(RowsTimesLower(), [B, packed, _aligned(_kept, COPIED_ROWS * stride)], [m, p, stride])
 
 
 def add_gram(B: Matrix, G: Matrix) -> None:
     """Add BᵀB to the lower triangle of G (p, p), for B (m, p); what is above it is of no use then."""
     m, p = B.shape
     n_packed = max(ROWS, PACKED_NUMBERS // _padded(p))
-    HOST.run(AddGram(), [B, G, _aligned(scratch, n_packed * _padded(p))], [m, p, n_packed])
+    HOST.run(AddGram(), [B, G, _aligned(_kept, n_packed * _padded(p))], [m, p, n_packed])
 
 
 def _padded(n_columns: int) -> int:
@@ -66,16 +66,17 @@ def _pack(A: Matrix) -> Matrix:
     rows = np.zeros((_padded(len(A)), len(A)))
     rows[: len(A)] = np.tril(A)
     panels = [rows[first : first + WIDTH, : first + WIDTH].T.ravel() for first in range(0, len(A), WIDTH)]
-    return np.concatenate(panels, out=_aligned(_new, sum(map(len, panels))))
+    return np.concatenate(panels, out=_aligned(np.empty, sum(map(len, panels))))
 
 
-def _new(use: str, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray:
-    return np.empty(shape, dtype)
+def _kept(size: int) -> Matrix:
+    """Of the thread, also of one that has other things computed on a GPU."""
+    return scratch("packed", (size,), WIDE, HOST)
 
 
-def _aligned(allocate: Callable[[str, tuple[int, ...], DTypeLike], NDArray], size: int) -> Matrix:
+def _aligned(allocate: Callable[[int], Matrix], size: int) -> Matrix:
     """Memory for so many numbers that begins where a register is read at once."""
-    memory = allocate("packed", (size + LANES,), WIDE)
+    memory = allocate(size + LANES)
     first = -memory.ctypes.data % REGISTER_BYTES // WIDE.itemsize
     return memory[first : first + size]
 

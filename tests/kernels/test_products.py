@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from daskrr.kernels import native, products
+from daskrr.kernels.device import Device, using
 from daskrr.numerics import blas
 
 COLUMNS = [1, 7, 8, 23, 24, 25, 48, 61, 96, 200, 257]
@@ -49,6 +50,26 @@ def test_rows__have_the_same_bits_wherever_they_are():
     for row in range(len(B)):
         products.multiply_rows(A, alone[row : row + 1])
     np.testing.assert_array_equal(alone, together)
+
+
+class Elsewhere(Device):
+    """A device whose memory is not that of NumPy."""
+
+    def holds(self, array):
+        return False
+
+    def empty(self, shape, dtype):
+        raise AssertionError("memory of the device was asked for")
+
+
+def test_host_arrays__are_multiplied_here_whatever_the_device():
+    rng = np.random.default_rng(4)
+    A, B, G = integers(rng, 60, 60), integers(rng, 9, 60), np.zeros((60, 60))
+    with using(Elsewhere()):
+        blas.add_gram(B, G)
+        found = blas.multiply_rows(A, B.copy())
+    np.testing.assert_array_equal(np.tril(G), np.tril(B.T @ B))
+    np.testing.assert_array_equal(found, B @ np.tril(A).T)
 
 
 def test_factor__is_packed_once_and_forgotten_with_it(monkeypatch):
