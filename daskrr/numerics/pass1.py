@@ -96,7 +96,7 @@ class GramPart:
     def to_record(self) -> dict[str, Any]:
         """The sums as numbers and arrays, of the symmetric matrix one triangle, which takes half the room."""
         return {
-            "triangle": self.gram[np.tril_indices(len(self.gram))],
+            "triangle": self.gram[np.tri(len(self.gram), dtype=bool)],
             "totals": asdict(self.totals),
             "drawn": {name: vars(one) for name, one in self.drawn.items()},
         }
@@ -107,7 +107,7 @@ class GramPart:
         triangle = record["triangle"]
         rank = (math.isqrt(8 * len(triangle) + 1) - 1) // 2
         gram = np.zeros((rank, rank))
-        gram[np.tril_indices(rank)] = triangle
+        gram[np.tri(rank, dtype=bool)] = triangle
         drawn = {name: Reservoir(**one) for name, one in record["drawn"].items()}
         return cls(gram, (), Totals(**record["totals"]), drawn)
 

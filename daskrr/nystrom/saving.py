@@ -131,13 +131,13 @@ def _read(group: zarr.Group, key: str, told: dict[str, Any], name: str) -> NDArr
 
 def triangle_of(lower: NDArray[np.float64]) -> NDArray[np.float64]:
     """The lower triangle of a square matrix, row by row."""
-    return lower[np.tril_indices(len(lower))]
+    return lower[np.tri(len(lower), dtype=bool)]
 
 
 def square_of(triangle: NDArray[np.float64], size: int) -> NDArray[np.float64]:
     """The matrix with a lower triangle, and zeros above."""
     full = np.zeros((size, size))
-    full[np.tril_indices(size)] = triangle
+    full[np.tri(size, dtype=bool)] = triangle
     return full
 
 
