@@ -29,7 +29,7 @@ from daskrr.runtime.workers import ask, describe, facts
 # Tasks are handed out in about so many messages for all that may be in flight, which are no fewer than this, and no
 # fewer than that where rows are sent with them.
 LAUNCHES = 4
-LEAST_IN_FLIGHT = 16
+LEAST_IN_FLIGHT = 32
 LEAST_WITH_ROWS = 4
 
 # Calls that are made together wait for each other; that may be those of the results of this part of all threads.
