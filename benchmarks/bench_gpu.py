@@ -8,14 +8,11 @@ on the same GPU, measured in the same worker before and after. The cores of the 
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import dask
 from dask.system import CPU_COUNT
 from distributed import Client
 
@@ -75,13 +72,6 @@ def quick(case: Case) -> Case:
     return replace(case, n_rows=case.n_rows // 1000, n_landmarks=64, device="cpu")
 
 
-@contextmanager
-def workers(device: str, number: int | None = None) -> Iterator[Client]:
-    """A fresh cluster: one worker for each GPU, or for each core."""
-    with dask.config.set({"daskrr.device": device}), harness.cluster(workers=number) as client:
-        yield client
-
-
 def gpu_rate(dtype: str) -> float:
     """Flops per second of matrix multiplies on the GPU of this worker."""
     cupy = import_module("cupy")
@@ -118,7 +108,10 @@ def measure(case: Case, folder: Path, number: int | None) -> dict[str, Any]:
     settings = {
         "sampling": case.sampling, "certify": case.certify, "dtype": case.dtype, "random_state": SEED,
     }  # fmt: skip
-    with workers(case.device, number) as client, tempfile.TemporaryDirectory(dir=folder) as target:
+    with (
+        harness.cluster(workers=number, device=case.device) as client,
+        tempfile.TemporaryDirectory(dir=folder) as target,
+    ):
         store, small = folder / case.store, folder / f"small-{case.store}"
         output = Path(target) / "scores.zarr"
         daskrr.score_to_zarr(small, f"{target}/small.zarr", kernel, RIDGE, 64, progress=False, **settings)
@@ -155,7 +148,7 @@ def measure(case: Case, folder: Path, number: int | None) -> dict[str, Any]:
 
 def write_stores(cases: list[Case], folder: Path, number: int | None) -> None:
     """The rows of all cases, and a few of each kind to begin with."""
-    with workers("cpu", number) as client:
+    with harness.cluster(workers=number) as client:
         for case in {case.store: case for case in cases}.values():
             for name, n_rows in ((case.store, case.n_rows), (f"small-{case.store}", min(case.n_rows, 2**18))):
                 row_bytes = case.n_features * (4 if case.stored == "float32" else 8)

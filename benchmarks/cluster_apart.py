@@ -57,7 +57,7 @@ def cluster_apart(workers: int, simulated: bool = False) -> Iterator[ClusterApar
         command, cwd=Path(__file__).parents[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         try:
-            with Client(process.stdout.readline().strip()) as client:
+            with Client(process.stdout.readline().strip()) as client, harness.computing_on():
                 client.wait_for_workers(workers, timeout=300)
                 pids = sorted(set(harness.worker_pids(client).values()))
                 yield ClusterApart(client, process.pid, tuple(pids))

@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -26,9 +26,6 @@ from threadpoolctl import threadpool_limits
 from zarr.codecs import BloscCodec, Crc32cCodec
 
 from daskrr.apps.clusters import local_cluster
-
-# Measured are processors, also where there is a GPU, unless a benchmark says otherwise.
-dask.config.set({"daskrr.device": "cpu"})
 
 MIB = 2**20
 WORKERS = 2
@@ -127,10 +124,15 @@ def processes(number: int) -> Iterator[Callable[..., Iterator[Any]]]:
         yield pool.map
 
 
+def computing_on(device: str = "cpu") -> AbstractContextManager[Any]:
+    """Have runs compute there meanwhile: on processors, also where there is a GPU, unless that is what is measured."""
+    return dask.config.set({"daskrr.device": device})
+
+
 @contextmanager
-def cluster(memory_limit: int | None = None, workers: int | None = WORKERS) -> Iterator[Client]:
+def cluster(memory_limit: int | None = None, workers: int | None = WORKERS, device: str = "cpu") -> Iterator[Client]:
     """Start a fresh cluster of single-threaded processes on the loopback interface."""
-    with local_cluster(workers, memory_limit) as started, Client(started) as client:
+    with computing_on(device), local_cluster(workers, memory_limit) as started, Client(started) as client:
         yield client
 
 

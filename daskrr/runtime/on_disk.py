@@ -6,6 +6,7 @@ import pickle
 import tempfile
 import weakref
 import zlib
+from collections import deque
 from contextlib import suppress
 from typing import Any
 
@@ -18,9 +19,12 @@ log = logging.getLogger("daskrr")
 # Less is no load, and a file would take longer than the task that makes it.
 WORTH_A_FILE = 2**16
 
+# Where the worker of this process, if it is one, has its files.
+_FOLDERS: deque[str] = deque(maxlen=1)
+
 
 class OnDisk:
-    """A result in a file, which is removed with this object; sent elsewhere, it is the result again."""
+    """A result in a file, which is removed with this object; sent to another worker, it is in a file there."""
 
     def __init__(self, content: Any, folder: str) -> None:
         stored = pickle.dumps(content, protocol=5)
@@ -48,7 +52,7 @@ class OnDisk:
         return pickle.loads(stored)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _itself, (self.read(),)
+        return _arrived, (self.read(),)
 
 
 def put_aside(content: Any, n_bytes: int) -> Any:
@@ -56,15 +60,22 @@ def put_aside(content: Any, n_bytes: int) -> Any:
     if n_bytes < WORTH_A_FILE:
         return content
     with suppress(ValueError):  # this is no worker
-        worker = distributed.get_worker()
+        folder = distributed.get_worker().local_directory
+        _FOLDERS.append(folder)
         try:
-            return OnDisk(content, worker.local_directory)
+            return OnDisk(content, folder)
         except OSError as error:
             log.warning("what a task leaves for the next pass stays in memory, since its worker has no disk: %s", error)
     return content
 
 
-def _itself(content: Any) -> Any:
+def _arrived(content: Any) -> Any:
+    """What another worker has sent, in a file again: Dask keeps it here until the run ends. Elsewhere, itself.
+
+    Nothing that runs while a result arrives knows of which worker; a task of this one has left where its files are.
+    """
+    with suppress(IndexError, OSError):
+        return OnDisk(content, _FOLDERS[-1])
     return content
 
 

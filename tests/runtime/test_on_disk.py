@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 from types import SimpleNamespace
 
+import distributed
 import numpy as np
 import pytest
 
@@ -45,10 +46,29 @@ def test_on_disk__is_gone_with_its_object(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_on_disk__is_the_content_again_where_it_is_sent(tmp_path):
+@pytest.mark.parametrize("folders", [[], ["gone"]], ids=["no worker", "a worker that has ended"])
+def test_on_disk__is_the_content_again_where_it_is_sent(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr(on_disk, "_FOLDERS", [str(tmp_path / folder) for folder in folders])
     values, word = pickle.loads(pickle.dumps(OnDisk(CONTENT, str(tmp_path))))
     np.testing.assert_array_equal(values, CONTENT[0])
     assert word == "kept"
+
+
+def aside(number):
+    return put_aside(np.full(10, float(number)), 10**9)
+
+
+def kind_and_sum(given):
+    return type(given).__name__, float(given.read().sum())
+
+
+def test_on_disk__is_in_a_file_of_the_worker_it_is_sent_to(client):
+    first, second = client.nthreads()
+    here, there = (client.submit(aside, n, workers=[worker]) for n, worker in enumerate((first, second)))
+    distributed.wait([here, there])
+    assert client.submit(kind_and_sum, there, workers=[first]).result() == ("OnDisk", 10.0)
+    assert sorted(client.who_has([there])[there.key]) == sorted([first, second])
+    np.testing.assert_array_equal(there.result(), np.ones(10))
 
 
 def test_put_aside__leaves_little_and_what_no_worker_has_made(tmp_path, monkeypatch):
