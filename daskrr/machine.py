@@ -11,6 +11,7 @@ import platform
 import secrets
 import sys
 import time
+from collections import deque
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -32,6 +33,10 @@ RENAME_EXCL = 4
 # Options of the memory of the C library of Linux. Larger pieces than the first cannot be kept.
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_ARENA_MAX = -3, -1, -8
 LARGEST_KEPT, MOST_KEPT = 32 * 2**20, 128 * 2**20
+
+# How often pages without content go back, and when this process has done so last.
+TIDY_SECONDS = 10.0
+_TIDIED = deque([time.monotonic()], maxlen=1)
 
 
 class NoHardLinks(OSError):
@@ -271,6 +276,18 @@ def keep_memory(arenas: int) -> bool:
         return False
     options = ((M_MMAP_THRESHOLD, LARGEST_KEPT), (M_TRIM_THRESHOLD, MOST_KEPT), (M_ARENA_MAX, arenas))
     return all(library.mallopt(*one) for one in options)
+
+
+def tidy_memory() -> None:
+    """Give pages that hold nothing back to the system, every few seconds, where :func:`keep_memory` works.
+
+    What is freed is kept for what comes next. Pieces of it lie between what is in use, in ever more pages.
+    """
+    if time.monotonic() - _TIDIED[-1] < TIDY_SECONDS:
+        return
+    _TIDIED.append(time.monotonic())
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+        library.malloc_trim(0)
 
 
 def _told(path: Path) -> str:

@@ -27,6 +27,20 @@ for _ in range(20):
     counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
 print(int(kept), counts[-1] - counts[0])
 """
+# Frees all but a few of many pieces; MiB before, after tidying too early, and after tidying.
+TIDYING = """
+import psutil
+from daskrr import machine
+machine.keep_memory(1)
+pieces = [bytearray(2**16) for _ in range(1000)]
+pieces[:] = pieces[::50]
+taken = [psutil.Process().memory_info().rss]
+for seconds in (1e9, 0.0):
+    machine.TIDY_SECONDS = seconds
+    machine.tidy_memory()
+    taken.append(psutil.Process().memory_info().rss)
+print(*(one // 2**20 for one in taken), len(pieces))
+"""
 SLEEPER = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
 
 
@@ -282,6 +296,22 @@ def test_keep_memory__has_memory_used_again_that_dask_would_give_back() -> None:
     assert [kept for kept, _ in told] == ["0", "1"]
     as_dask_has_it, kept = (int(pages) for _, pages in told)
     assert kept < as_dask_has_it / 10
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only the GNU C library can be told what to give back")
+def test_tidy_memory__gives_back_what_lies_between_what_is_in_use() -> None:
+    told = subprocess.check_output([sys.executable, "-c", TIDYING], text=True, timeout=120)
+    before, too_early, after, kept = map(int, told.split())
+    assert (too_early, kept) == (before, 20)
+    assert after < before - 40
+
+
+@pytest.mark.parametrize("platform", ["darwin", "linux"])
+def test_tidy_memory__does_nothing_where_it_cannot(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda _: object())
+    monkeypatch.setattr(machine, "TIDY_SECONDS", 0.0)
+    machine.tidy_memory()
 
 
 def test_keep_memory__does_nothing_where_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:

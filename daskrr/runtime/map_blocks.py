@@ -18,6 +18,7 @@ import numpy as np
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 
+from daskrr import machine
 from daskrr.errors import PoisonBlock
 from daskrr.runtime.blocks import Block, block_rows
 from daskrr.runtime.devices import CPU, TASKS_AT_ONCE, Choice, in_order
@@ -293,7 +294,9 @@ def _walk(
             items = (*parts[:1], block.start, *parts[1:], *(one[number] for one in each))
             yield partial(_for_rows, block, function, *shared, *items)
 
-    return reduce(span, in_order(device, calls()))
+    found = reduce(span, in_order(device, calls()))
+    machine.tidy_memory()
+    return found
 
 
 def _read(items: Any) -> Any:
