@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -306,12 +307,19 @@ def test_tidy_memory__gives_back_what_lies_between_what_is_in_use() -> None:
     assert after < before - 40
 
 
-@pytest.mark.parametrize("platform", ["darwin", "linux"])
-def test_tidy_memory__does_nothing_where_it_cannot(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setattr(machine.ctypes, "CDLL", lambda _: object())
+@pytest.mark.parametrize(
+    ("system", "known", "asked"), [("linux", True, [0]), ("linux", False, []), ("darwin", True, [])]
+)
+def test_tidy_memory__asks_the_library_of_linux_alone_if_it_can(
+    system: str, known: bool, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+    library = SimpleNamespace(malloc_trim=found.append) if known else object()
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda _: library)
     monkeypatch.setattr(machine, "TIDY_SECONDS", 0.0)
     machine.tidy_memory()
+    assert found == asked
 
 
 def test_keep_memory__does_nothing_where_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,7 +159,7 @@ def invert_lower(L: NDArray) -> None:
 
 
 def multiply_rows(A: NDArray, B: NDArray) -> NDArray:
-    """A b of each row b of B (m, p), where A (p, p) is lower triangular.
+    """A b of each row b of B (m, p), where A (p, p) is lower triangular and never changes.
 
     On the processor they replace B itself. On a device they may be elsewhere, in memory that the next product of the
     thread but one uses again.

@@ -414,10 +414,9 @@ def _clear(folder: str) -> None:
 
 def _discard(entries: list[os.DirEntry[str]]) -> None:
     """Delete records; versions all at once, and after the file that they hide."""
-    folders = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
-    _for_several(_remove, [entry.path for entry in entries if entry not in folders])
-    for entry in folders:
-        if "+" in entry.name:
+    _for_several(_remove, [entry.path for entry in entries if not entry.is_dir(follow_symlinks=False)])
+    for entry in entries:
+        if "+" in entry.name and entry.is_dir(follow_symlinks=False):
             aside = f"{entry.path.rpartition('+')[0]}+{secrets.token_hex(8)}"
             with contextlib.suppress(FileNotFoundError):
                 os.rename(entry.path, aside)

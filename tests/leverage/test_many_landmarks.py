@@ -13,9 +13,7 @@ CASES = [(Laplacian(4.0), True), (Matern(3.0), True), (Gaussian(6.0), False)]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize(
-    ("kernel", "kept"), [(Laplacian(4.0), True), (Matern(3.0), True), (Gaussian(6.0), False)], ids=repr
-)
+@pytest.mark.parametrize(("kernel", "kept"), CASES, ids=repr)
 def test_scores__of_many_landmarks_are_inside_their_intervals(kernel, kept, dtype):
     """With landmarks that are all kept, and with a kernel so smooth that some fall; rows repeat, some are far off."""
     X = np.random.default_rng(0).standard_normal((2500, 4))

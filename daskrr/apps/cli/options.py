@@ -361,7 +361,8 @@ device_option = click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda"]),
     help="What workers compute on: cpu, GPUs of NVIDIA (cuda), or those where all workers have one (auto); what "
-    "Dask's configuration says by default, which is cpu. A local cluster has one worker for each GPU.",
+    "Dask's configuration says by default, which is auto. A local cluster has one worker for each GPU; of more workers "
+    "than that, none has one.",
 )
 cluster_options = _all_of(
     cluster_option("local"),
