@@ -35,7 +35,7 @@ M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_ARENA_MAX = -3, -1, -8
 LARGEST_KEPT, MOST_KEPT = 32 * 2**20, 128 * 2**20
 
 # How often pages without content go back, and when this process has done so last.
-TIDY_SECONDS = 10.0
+TIDY_SECONDS = 3.0
 _TIDIED = deque([time.monotonic()], maxlen=1)
 
 

@@ -1,6 +1,7 @@
 """From weights to landmarks: the passes over the rows that a draw needs, and the drawn rows themselves."""
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,11 +17,11 @@ from daskrr.numerics.reservoir import merge as merge_reservoirs
 from daskrr.numerics.tiles import check_finite
 from daskrr.nystrom import landmarks as draws
 from daskrr.nystrom.landmarks import Landmarks, ScoreFidelity
-from daskrr.runtime.blocks import Block, split
+from daskrr.runtime.blocks import Block
 from daskrr.runtime.devices import within_call
 from daskrr.runtime.executors import Executor
 from daskrr.runtime.map_blocks import BlockMap, Run, map_blocks
-from daskrr.runtime.rows import Rows, narrowed, pieces
+from daskrr.runtime.rows import Rows, for_one_task, narrowed, pieces
 from daskrr.storage.journal import Journal
 from daskrr.storage.zarr_arrays import checksum
 
@@ -194,51 +195,58 @@ def _kept_rows(journal: Journal, label: str) -> NDArray[np.float64]:
 
 
 def _assemble_rows(run: Run, indices: NDArray[np.int64], name: str, called: str) -> Any:
-    # Blocks may share a chunk; here each chunk is decoded once.
-    height = max(run.rows.unit_rows, run.height)
-    blocks = split(run.rows.n_rows, height)
+    # Blocks may share a chunk, or have several; here each that has one of these rows is decoded once, unless chunks
+    # are not all of one height.
+    unit = run.rows.unit_rows
+    height = unit if run.rows.is_stored and unit > 1 else max(unit, run.height)
     needed = np.unique(indices // height)
     # What is stored is read by a few tasks; of anything else, no more is sent or made than is needed.
     n_tasks = min(len(needed), TAKEN_BY_A_THREAD * run.executor.n_threads) if run.rows.is_stored else len(needed)
     stretches = [
-        Block(int(group[0]), blocks[group[0]].start, blocks[group[-1]].stop)
+        Block(int(group[0]), int(group[0]) * height, min(int(group[-1] + 1) * height, run.rows.n_rows))
         for group in np.array_split(needed, n_tasks)
     ]
     bounds = np.searchsorted(indices, [(one.start, one.stop) for one in stretches])
     wanted = [[indices[low:high] - one.start] for one, (low, high) in zip(stretches, bounds, strict=True)]
     each: list[list[Any]] = [wanted, [[one.n_rows] for one in stretches]]
-    parts = map_blocks(run, name, partial(_take, height, called), run.rows, each=each, blocks=stretches).handles()
+    parts = map_blocks(
+        run, name, partial(_take, height, called, run.rows.shape[1:]), run.rows, each=each, blocks=stretches
+    ).handles()
     groups = [parts[i : i + JOIN_FANIN] for i in range(0, len(parts), JOIN_FANIN)]
     joined = run.executor.apply_all(f"{name}-join", _join_taken, groups)
     return run.executor.apply(f"{name}-join", _join, *joined) if len(joined) > 1 else joined[0]
 
 
 def _take(
-    height: int, called: str, source: Any, start: int, positions: NDArray[np.int64], n_rows: int
+    height: int, called: str, shape: tuple[int, ...], source: Any, start: int, positions: NDArray[np.int64], n_rows: int
 ) -> NDArray[np.float64]:
     """The wanted rows of some blocks of so many rows, in float64, all finite; blocks without any are not read."""
+    # Room for all: small results between large chunks would keep what these leave from being used again.
+    taken = np.empty((len(positions), *shape))
 
-    def take(first: int) -> NDArray[np.float64]:
+    def take(first: int) -> None:
         stop = min(first + height, n_rows)
-        wanted = positions[(positions >= first) & (positions < stop)]
+        low, high = np.searchsorted(positions, [first, stop])
         block = source if n_rows <= height else narrowed(source, first, stop)
-        return _take_from(pieces(block), called, start, first, wanted)
+        # For itself, so that the block that follows, of which nothing may be wanted, is not read ahead.
+        parts = pieces(for_one_task(block))
+        _take_from(parts, called, start, first, positions[low:high], taken[low:high])
 
     firsts = (np.unique(positions // height) * height).tolist()
-    return np.concatenate(list(within_call(partial(take, first) for first in firsts)))
+    deque(within_call(partial(take, first) for first in firsts), maxlen=0)
+    return taken
 
 
 def _take_from(
-    parts: Iterable[NDArray], called: str, start: int, first: int, positions: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    taken = []
+    parts: Iterable[NDArray], called: str, start: int, first: int, positions: NDArray[np.int64], taken: NDArray
+) -> None:
     for piece in parts:
-        inside = positions[(positions >= first) & (positions < first + len(piece))] - first
+        low, high = np.searchsorted(positions, [first, first + len(piece)])
+        inside = positions[low:high] - first
         for row in inside:
             check_finite(piece[row : row + 1].reshape(1, -1), start + first + int(row), called)
-        taken.append(piece[inside].astype(np.float64))
+        taken[low:high] = piece[inside]
         first += len(piece)
-    return np.concatenate(taken)
 
 
 def _join_taken(*parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:

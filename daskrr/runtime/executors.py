@@ -23,7 +23,7 @@ from daskrr.errors import DaskrrError, PoisonBlock, SourceUnreachable
 from daskrr.runtime.devices import PROCESSOR, TASKS_AT_ONCE, Choice, call_on, choose
 from daskrr.runtime.futures import GOES_ON, Flights, PendingTask, Watch, check_condition, reachable
 from daskrr.runtime.rows import Rows
-from daskrr.runtime.sealing import call_sealed, call_unsealed, constant, seal
+from daskrr.runtime.sealing import Graph, call_unsealed, constant, seal
 from daskrr.runtime.workers import ask, describe, facts
 
 # Tasks are handed out in about so many messages for all that may be in flight, which are no fewer than this, and no
@@ -184,11 +184,11 @@ class ClusterExecutor:
         """Keep four tasks per worker thread in flight, the first of them to run first."""
         flights = Flights(self.watch)
         least = LEAST_IN_FLIGHT if light else LEAST_WITH_ROWS
-        work = _in_order(zip(tasks, spans, strict=True))
+        work, order = zip(tasks, spans, strict=True), itertools.count()
         try:
             while True:
                 check_condition()
-                self._launch(work, flights, least)
+                self._launch(work, flights, least, order)
                 ended = flights.next_ended()
                 if ended is None:
                     return
@@ -203,10 +203,11 @@ class ClusterExecutor:
             if flights.pending and self.client.status == "running":
                 self.client.cancel([flight.future for flight in flights.pending])
 
-    def _launch(self, work: Iterator[tuple[Delayed, Any]], flights: Flights, least: int) -> None:
+    def _launch(self, work: Iterator[tuple[Delayed, Any]], flights: Flights, least: int, order: Iterator[int]) -> None:
         """Hand the next tasks to the cluster in one message, as many as there is room for, unless these are few.
 
-        At the beginning, when nothing runs, those that can run at once go first.
+        At the beginning, when nothing runs, those that can run at once go first. All run in the ``order`` in which they
+        are handed out.
         """
         n_threads = self.watch.count_threads()
         limit = window_size(n_threads, least)
@@ -215,11 +216,24 @@ class ClusterExecutor:
             return
         for number in (free,) if flights.pending else (min(free, n_threads), max(0, free - n_threads)):
             ready = list(itertools.islice(work, number))
-            futures = self.client.compute([one for one, _ in ready]) if ready else []
+            futures = self._begun([one for one, _ in ready], order)
             for future, (_, span) in zip(futures, ready, strict=True):
                 flight = PendingTask(future, f"the block of rows {span.start}–{span.stop - 1}", span)
                 flights.add(flight)
                 self._flying.add(flight)
+
+    def _begun(self, tasks: Sequence[Delayed], order: Iterable[int]) -> list[distributed.Future]:
+        """The futures of some tasks, to be run in this order, what is below one of them with it.
+
+        They are sent as they are, since they have nothing that Dask could make simpler.
+        """
+        graph = Graph()
+        priorities: dict[Any, int] = {}
+        for one, place in zip(tasks, order, strict=False):
+            graph |= one.dask
+            priorities = dict.fromkeys(one.dask, -place) | priorities
+        keys = [one.key for one in tasks]
+        return self.client.get(graph, keys, sync=False, priority=priorities.__getitem__) if tasks else []
 
     def _verdict(self, flight: PendingTask) -> Any:
         """The handle of a task that has ended, or the proof that it ends its workers; any other failure is raised.
@@ -257,19 +271,13 @@ class ClusterExecutor:
 
     def apply(self, name: str, function: Callable, *handles: Any) -> Any:
         """Submit the function to where its arguments are."""
-        key = f"{name}-{self.run}-{next(self._counter)}"
-        return self.client.submit(call_sealed, self._seal(function), *handles, key=key, pure=False)
-
-    def _seal(self, function: Callable) -> bytes:
-        return seal(partial(call_on, self.device.name, function))
+        return self.apply_all(name, function, [handles])[0]
 
     def apply_all(self, name: str, function: Callable, arguments: Sequence[Sequence[Any]]) -> list[Any]:
         """Submit the calls in one message."""
-        if len(arguments) == 1:
-            return [self.apply(name, function, *arguments[0])]
-        sealed = self._seal(function)
+        sealed = seal(partial(call_on, self.device.name, function))
         tasks = [call_unsealed(f"{name}-{self.run}-{next(self._counter)}", sealed, *handles) for handles in arguments]
-        return self.client.compute(tasks)
+        return self._begun(tasks, itertools.repeat(0))
 
     def begin(self, task: Delayed) -> Any:
         """Submit it."""
@@ -303,16 +311,6 @@ class ClusterExecutor:
             Naming the worker and what it cannot do.
         """
         self.workers = ask(self.client, rows, self.device.name)
-
-
-def _in_order(work: Iterator[tuple[Delayed, Any]]) -> Iterator[tuple[Delayed, Any]]:
-    """Tasks that are to run in the order in which they are made here."""
-    for number in itertools.count():
-        with dask.annotate(priority=-number):
-            made = next(work, None)
-        if made is None:
-            return
-        yield made
 
 
 def _deadly(flight: PendingTask) -> PoisonBlock:

@@ -20,6 +20,7 @@ from daskrr.runtime.rows import NumpyRows
 from daskrr.runtime.sealing import sealed_task
 
 END = threading.Event()
+RAN: list[int] = []
 
 
 @pytest.fixture
@@ -49,6 +50,11 @@ def double(number):
     return 2 * number
 
 
+def note(number):
+    RAN.append(number)
+    return number
+
+
 def hang_on_two(number):
     if number == 2:
         END.wait(60)
@@ -56,12 +62,27 @@ def hang_on_two(number):
 
 
 def test_window__hands_over_first_what_can_run_at_once(threads, monkeypatch):
-    sizes, compute = [], threads.client.compute
-    monkeypatch.setattr(threads.client, "compute", lambda tasks: sizes.append(len(tasks)) or compute(tasks))
+    sizes, get = [], threads.client.get
+    monkeypatch.setattr(threads.client, "get", lambda graph, *a, **k: sizes.append(len(graph)) or get(graph, *a, **k))
     found = [threads.value(handle) for _, handle in threads.window(tasks("first", double, 9), blocks(9), light=True)]
     assert sorted(found) == [2 * number for number in range(9)]
     assert sizes[0] == 1
     assert sum(sizes) == 9
+
+
+def test_window__runs_its_tasks_in_order(threads):
+    RAN.clear()
+    assert len(list(threads.window(tasks("ordered", note, 100), blocks(100), light=True))) == 100
+    assert list(range(100)) == RAN
+
+
+def test_window__runs_what_is_below_a_task_with_it(threads):
+    RAN.clear()
+    above = (sealed_task(f"above-{n}", note, sealed_task(f"below-{n}", note, n)) for n in range(20))
+    assert len(list(threads.window(above, blocks(20)))) == 20
+    ahead = [number - place // 2 for place, number in enumerate(RAN)]
+    assert sorted(RAN) == sorted([*range(20), *range(20)])
+    assert max(ahead) <= 2  # a worker is sent one more than it can run
 
 
 def test_window__gives_each_result_with_its_span(threads):
