@@ -165,6 +165,7 @@ def fit(
             ledger=ledger,
             proof=proof,
         )
+        run.executor.settle(first.left)
         stage.tell(result.dimension_ends[result.column(None)])
     return result, first
 

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import zarr
@@ -159,13 +160,12 @@ class RecordedSums:
         """What refers to what is kept of the blocks of a span."""
         return seal(Recorded(self.journal, self.label, span.start))
 
-    def leave_base(self, sums: NodeSums, executor: Executor) -> None:
-        """Record what a later run with more rows will go on from."""
-        writes = [
+    def leave_base(self, sums: NodeSums, executor: Executor) -> list[Any]:
+        """Begin to record what a later run with more rows will go on from; handles, to wait for before that counts."""
+        return [
             executor.apply("write-sums", partial(_write_base, self.journal, self.label, one.level), one.part)
             for one in sums.partials()
         ]
-        executor.settle(writes)
 
 
 def recorded_spans(journal: Journal, spans: Sequence[Span]) -> list[Span]:

@@ -71,11 +71,15 @@ class Chosen:
 
 @dataclass(frozen=True)
 class FirstPass:
-    """What pass 1 leaves: handles of the factor, of G, of what is kept of each block, of the rows drawn; and sums."""
+    """What pass 1 leaves: handles of the factor, of G, of what is kept of each block, of the rows drawn; and sums.
+
+    What it ``left`` for a later run is still being written.
+    """
 
     payload: Any
     gram: Any
     kept: list[Any]
+    left: list[Any]
     drawn: Any
     totals: Totals
 
@@ -169,17 +173,17 @@ def first_pass(
     payload = held(sketch.algebra, factors.whitener, run.executor) if payload is None else payload
     grams = sketch.map_gram(run, payload, draws, begin if with_gram else None, *others)
     keeps = with_gram and not others
-    flops = sketch.gram_flops(with_gram)
+    flops, left = sketch.gram_flops(with_gram), list[Any]()
     with Stage(run.report, title, len(run.spans), run.rows.n_rows, flops) as stage:
         if run.journal is None:
             total, kept = _sum_on_workers(grams, keeps, stage)
         else:
-            total, kept = _sum_for_good(grams, RecordedSums(run.journal, label, keeps), tuple(draws), stage)
+            total, kept, left = _sum_for_good(grams, RecordedSums(run.journal, label, keeps), tuple(draws), stage)
     gram, drawn, totals = (
         run.executor.apply(name, pick, total)
         for name, pick in (("gram-sum", _gram), ("drawn-rows", _drawn), ("totals", _totals))
     )
-    return FirstPass(payload, gram, kept, drawn, run.executor.value(totals))
+    return FirstPass(payload, gram, kept, left, drawn, run.executor.value(totals))
 
 
 def _sum_on_workers(grams: BlockMap, keeps: bool, stage: Stage) -> tuple[Any, list[Any]]:
@@ -199,8 +203,8 @@ def _sum_on_workers(grams: BlockMap, keeps: bool, stage: Stage) -> tuple[Any, li
 
 def _sum_for_good(
     grams: BlockMap, recorded: RecordedSums, names: tuple[str, ...], stage: Stage
-) -> tuple[Any, list[Any]]:
-    """The same by way of the journal: handle of the sum, and references to what is kept.
+) -> tuple[Any, list[Any], list[Any]]:
+    """The same by way of the journal: handle of the sum, references to what is kept, handles of what is left.
 
     Raises
     ------
@@ -226,10 +230,10 @@ def _sum_for_good(
             stage.advance(rows=span.n_rows)
     raise_poison(poison)
     if not recorded.keeps:
-        return sums.total(), []
-    recorded.leave_base(sums, run.executor)
+        return sums.total(), [], []
+    left = recorded.leave_base(sums, run.executor)
     references = [earlier.reference(span) for span in before] if earlier is not None else []
-    return sums.total(), references + [recorded.reference(span) for span in own]
+    return sums.total(), references + [recorded.reference(span) for span in own], left
 
 
 def batched(items: Iterator[Any], size: int) -> Iterator[list[Any]]:

@@ -171,6 +171,7 @@ class ClusterExecutor:
         self.client, self.run, self.watch, self.device = client, run, Watch(client), device
         self.workers: dict[str, Any] = {}
         self._counter = itertools.count()
+        self._checked: Rows | None = None
         self._flying: set[PendingTask] = set()
 
     @property
@@ -310,7 +311,8 @@ class ClusterExecutor:
         SourceUnreachable
             Naming the worker and what it cannot do.
         """
-        self.workers = ask(self.client, rows, self.device.name)
+        if self._checked is not rows:
+            self.workers, self._checked = ask(self.client, rows, self.device.name), rows
 
 
 def _deadly(flight: PendingTask) -> PoisonBlock:

@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -41,7 +42,8 @@ OURS = re.compile(r"[a-z0-9._-]+\.record(\+versions|\+[0-9a-f]{16})?")
 TEMPORARY = re.compile(r".*(\+[0-9a-f]{16}|\.[0-9a-f]{32}\.partial)")
 
 # A disk takes several files, and frees the room of several, in the time of one.
-_SEVERAL = ThreadPoolExecutor(16, thread_name_prefix="daskrr-files")
+AT_ONCE = 16
+_SEVERAL = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="daskrr-files")
 
 
 class Files:
@@ -153,15 +155,7 @@ class Files:
 
     def keys(self, prefix: str) -> dict[str, tuple[int, str]]:
         """Sizes and times of all files below a folder; links among them are not followed."""
-        root = Path(self.address)
-        files = {}
-        for folder, _, names in os.walk(root / prefix):
-            for name in names:
-                path = Path(folder, name)
-                with contextlib.suppress(FileNotFoundError):
-                    about = path.stat()
-                    files[path.relative_to(root).as_posix()] = (about.st_size, str(about.st_mtime_ns))
-        return files
+        return files_below(self.address, prefix)
 
     def below(self, prefix: str) -> list[str]:
         """Names in the folder."""
@@ -341,9 +335,15 @@ def _sync_content(path: str) -> None:
 
 
 def _for_several(work: Callable[[str], None], paths: Iterable[str]) -> None:
-    """Do it to files, several at a time."""
-    for _ in _SEVERAL.map(work, paths):
-        pass
+    """Do it to files, several at a time, each thread to its share: handing one over takes as long as deleting it."""
+    every = list(paths)
+    for done in [_SEVERAL.submit(_for_each, work, every[first::AT_ONCE]) for first in range(min(AT_ONCE, len(every)))]:
+        done.result()
+
+
+def _for_each(work: Callable[[str], None], paths: Iterable[str]) -> None:
+    for path in paths:
+        work(path)
 
 
 def _remove(path: str) -> None:
@@ -386,6 +386,22 @@ def _make_folder(folder: str) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder)
     machine.sync_folder(above)
+
+
+def files_below(root: str, prefix: str) -> dict[str, tuple[int, str]]:
+    """Sizes and times of all files below a folder of ``root``, by their keys; links to folders are not followed."""
+    found: dict[str, tuple[int, str]] = {}
+    start = f"{prefix.rstrip('/')}/" if prefix else ""
+    folder = os.path.join(root, prefix)
+    for entry in entries_of(folder) if os.path.isdir(folder) else ():
+        if entry.is_dir(follow_symlinks=False):
+            found |= files_below(root, f"{start}{entry.name}")
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            about = entry.stat()
+            if stat.S_ISREG(about.st_mode):
+                found[f"{start}{entry.name}"] = (about.st_size, str(about.st_mtime_ns))
+    return found
 
 
 def _names_below(root: str, folder: str) -> Iterator[str]:

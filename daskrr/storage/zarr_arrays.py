@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from zarr.storage import LocalStore, MemoryStore, ObjectStore, StorePath
 
 from daskrr.errors import DaskrrError
 from daskrr.numerics.checksum import crc32c
+from daskrr.storage.local import files_below
 from daskrr.storage.medium import Medium
 from daskrr.storage.retry import failure, patiently
 from daskrr.storage.s3 import connect, listed
@@ -48,9 +48,7 @@ def zarr_store(address: str) -> Any:
 def listing(store: Any, prefix: str) -> dict[str, tuple[int, str]] | None:
     """Size of all keys below a prefix, and what changes with their content; None of stores that do not tell."""
     if isinstance(store, LocalStore):
-        root = Path(store.root)
-        found = {str(path.relative_to(root)): path.stat() for path in (root / prefix).rglob("*") if path.is_file()}
-        return {key: (about.st_size, str(about.st_mtime_ns)) for key, about in found.items()}
+        return files_below(str(store.root), prefix)
     if isinstance(store, ObjectStore):
         return patiently(partial(listed, store.store, prefix), f"list {prefix or 'all'} of the bucket")
     return None
