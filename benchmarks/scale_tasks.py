@@ -86,7 +86,7 @@ def _passes(n_tasks: int, store: Path) -> None:
 
 
 WAYS: dict[str, Callable[[int, Path], None]] = {"values": _values, "total": _total, "two passes, p = 16": _passes}
-# Of the tasks of a run, those that add others' results; runs that compute something are not judged.
+# Tasks that add results, for each of those whose results they are; runs that compute something are not judged.
 ADDING = {"values": 0.0, "total": 1 / (tree.FAN_IN - 1), "two passes, p = 16": 0.5 / (tree.FAN_IN - 1)}
 JUDGED = ("values", "total")
 

@@ -226,13 +226,15 @@ class ClusterExecutor:
     def _begun(self, tasks: Sequence[Delayed], order: Iterable[int]) -> list[distributed.Future]:
         """The futures of some tasks, to be run in this order, what is below one of them with it.
 
-        They are sent as they are, since they have nothing that Dask could make simpler.
+        They are sent as they are, since they have nothing that Dask could make simpler; of a lazy array, only what they
+        need.
         """
         graph = Graph()
         priorities: dict[Any, int] = {}
         for one, place in zip(tasks, order, strict=False):
-            graph |= one.dask
-            priorities = dict.fromkeys(one.dask, -place) | priorities
+            for key, node in (one.dask if len(one.dask) == 1 else one.dask.cull({one.key})).items():
+                graph[key] = node
+                priorities.setdefault(key, -place)
         keys = [one.key for one in tasks]
         return self.client.get(graph, keys, sync=False, priority=priorities.__getitem__) if tasks else []
 

@@ -26,7 +26,7 @@ from daskrr.errors import DaskrrError
 from daskrr.numerics.checksum import crc32c
 from daskrr.storage.local import files_below
 from daskrr.storage.medium import Medium
-from daskrr.storage.retry import failure, patiently
+from daskrr.storage.retry import failure, insist, patiently
 from daskrr.storage.s3 import connect, listed
 from daskrr.storage.urls import is_local, is_s3, redact
 
@@ -48,7 +48,7 @@ def zarr_store(address: str) -> Any:
 def listing(store: Any, prefix: str) -> dict[str, tuple[int, str]] | None:
     """Size of all keys below a prefix, and what changes with their content; None of stores that do not tell."""
     if isinstance(store, LocalStore):
-        return files_below(str(store.root), prefix)
+        return insist(partial(files_below, str(store.root), prefix), f"list {prefix or 'all'} of {store.root}")
     if isinstance(store, ObjectStore):
         return patiently(partial(listed, store.store, prefix), f"list {prefix or 'all'} of the bucket")
     return None

@@ -5,6 +5,7 @@ import threading
 from types import SimpleNamespace
 
 import dask
+import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
@@ -12,11 +13,11 @@ from distributed import Client, LocalCluster
 import daskrr
 from daskrr.errors import PoisonBlock, SourceUnreachable
 from daskrr.kernels import Gaussian
-from daskrr.runtime import workers
+from daskrr.runtime import executors, workers
 from daskrr.runtime.blocks import Block
 from daskrr.runtime.executors import ClusterExecutor, LocalExecutor
 from daskrr.runtime.futures import Flights, PendingTask, begun
-from daskrr.runtime.rows import NumpyRows
+from daskrr.runtime.rows import NumpyRows, open_rows
 from daskrr.runtime.sealing import sealed_task
 
 END = threading.Event()
@@ -83,6 +84,25 @@ def test_window__runs_what_is_below_a_task_with_it(threads):
     ahead = [number - place // 2 for place, number in enumerate(RAN)]
     assert sorted(RAN) == sorted([*range(20), *range(20)])
     assert max(ahead) <= 2  # a worker is sent one more than it can run
+
+
+def test_window__sends_no_more_of_a_lazy_array_than_its_tasks_need(threads, monkeypatch):
+    sent, get = [], threads.client.get
+    monkeypatch.setattr(threads.client, "get", lambda graph, *a, **k: sent.append(dict(graph)) or get(graph, *a, **k))
+    rows = open_rows(da.ones((400, 2), chunks=(1, 2)) + 1)
+    work = (sealed_task(f"first-{n}", np.sum, rows.source(n, n + 1)) for n in range(5))
+    found = [threads.value(handle) for _, handle in threads.window(work, blocks(5))]
+    assert found == [4.0] * 5
+    assert sum(map(len, sent)) <= 5 * 5
+
+
+def test_check__asks_the_workers_once_for_the_same_rows(threads, monkeypatch):
+    asked = []
+    monkeypatch.setattr(executors, "ask", lambda client, rows, device: asked.append(rows) or {})
+    one, other = (open_rows(np.ones((3, 2))) for _ in range(2))
+    for rows in (one, one, other):
+        threads.check(rows)
+    assert asked == [one, other]
 
 
 def test_window__gives_each_result_with_its_span(threads):
