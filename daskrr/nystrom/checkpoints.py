@@ -127,8 +127,8 @@ class Recorded:
 class RecordedSums:
     """Adds the parts of the blocks of a span, unless their sum is recorded: then it is read, and no block is looked at.
 
-    So a worker that dies takes nothing with it but what it was at. A span is recorded under the number of its first
-    row: its sum, and what is kept of its blocks, if it ``keeps`` that; one counts with the other alone.
+    So a worker that dies takes nothing with it but what it was at. The sum is recorded after what is kept of the
+    blocks, if it ``keeps`` that; it counts with that alone. A span is recorded under the number of its first row.
     """
 
     journal: Journal
@@ -141,10 +141,9 @@ class RecordedSums:
         if record is not None and record["n_rows"] == span.n_rows and self._has_kept(span):
             return GramPart.from_record(record)
         part = sum_span(span, parts)
-        records = {f"{self.label}/sums": part.to_record() | {"n_rows": span.n_rows}}
         if self.keeps:
-            records[f"{self.label}/kept"] = {"blocks": [vars(one) for one in part.kept]}
-        self.journal.write_all(span.start, records)
+            self.journal.write(f"{self.label}/kept", span.start, {"blocks": [vars(one) for one in part.kept]})
+        self.journal.write(f"{self.label}/sums", span.start, part.to_record() | {"n_rows": span.n_rows})
         return replace(part, kept=())
 
     def _has_kept(self, span: Span) -> bool:

@@ -4,16 +4,13 @@ Workers write the sums of every span and receipts of its blocks of results; the 
 Records hold numbers and arrays, never code, and each knows its own checksum.
 """
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from daskrr.errors import DamagedRecord
 from daskrr.storage.records import Records
 from daskrr.storage.urls import redact
-
-_WRITERS = ThreadPoolExecutor(thread_name_prefix="daskrr-records")
 
 
 @dataclass(frozen=True)
@@ -31,13 +28,6 @@ class Journal:
     def write(self, label: str, number: int, content: dict[str, Any]) -> int:
         """Record something for good; returns its bytes."""
         return self.records.write(f"{self.prefix}/{label}/{number}", content)
-
-    def write_all(self, number: int, contents: Mapping[str, dict[str, Any]]) -> None:
-        """Record something under each of several labels; a disk takes them in little more than the time of one."""
-        writes = [_WRITERS.submit(self.write, label, number, content) for label, content in contents.items()]
-        wait(writes)
-        for one in writes:
-            one.result()
 
     def find(self, label: str, number: int) -> dict[str, Any] | None:
         """What was recorded; None if there is nothing, or nothing that is whole."""
