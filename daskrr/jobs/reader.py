@@ -298,11 +298,14 @@ def _progress(store: Output, generation: str) -> dict[str, Any] | None:
     n_rows = begun["parameters"]["input"]["shape"][0]
     journal = store.journal(generation)
     spans = journal.read_one("spans")
+    tasks = None if spans is None else len(spans["bounds"]) - 1
     return {
         "generation": generation,
         "rows": n_rows,
-        "tasks": None if spans is None else len(spans["bounds"]) - 1,
-        "summed": {label: len(journal.done(f"{label}/sums")) for label in journal.labels()},
+        "tasks": tasks,
+        "summed": {
+            label: tasks if whole else len(journal.done(f"{label}/sums")) for label, whole in journal.labels().items()
+        },
         "scored": len(journal.done("receipts")),
         "progress": store.records.find(f"{generation}/progress"),
         "error": (store.records.find(f"{generation}/error") or {}).get("text"),

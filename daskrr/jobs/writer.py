@@ -21,11 +21,13 @@ class RecordedReceipts:
     """Has the blocks of a span written for good and records that they were, unless this attempt has done so.
 
     So a worker that dies takes nothing with it but what it was at, though nobody was told yet of what it had ended.
+    The sum of a whole span in passes that are ``summed`` goes meanwhile: all at the end would keep workers waiting.
     """
 
     journal: Journal
     staged: Staged
     attempt: str
+    summed: tuple[str, ...]
 
     def __call__(self, span: Span, receipts: Iterator[Receipt]) -> None:
         """Walk the blocks, if need be."""
@@ -36,13 +38,16 @@ class RecordedReceipts:
         self.staged.settle(receipt.start for receipt in written)
         blocks = [receipt.to_record() for receipt in written]
         self.journal.write("receipts", span.start, {"attempt": self.attempt, "blocks": blocks})
+        for label in self.summed if span.is_whole else ():
+            self.journal.forget(f"{label}/sums", span.start)
 
 
 def write_missing(writes: BlockMap, journal: Journal, staged: Staged, title: str, row_flops: float) -> list[Receipt]:
     """Run what writes blocks and returns their receipts, on those that have none yet; the receipts of all, in order."""
     intact = _intact_spans(writes, journal, staged)
     missing = writes.only([span for span in writes.spans if span.index not in intact])
-    missing.finish(RecordedReceipts(journal, staged, attempt=uuid.uuid4().hex), title, row_flops)
+    summed = tuple(label for label, whole in journal.labels().items() if whole)
+    missing.finish(RecordedReceipts(journal, staged, uuid.uuid4().hex, summed), title, row_flops)
     found = [journal.read("receipts", span.start)["blocks"] for span in writes.spans]
     return [Receipt.from_record(record) for records in found for record in records]
 

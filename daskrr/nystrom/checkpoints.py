@@ -22,7 +22,7 @@ from daskrr.runtime import tree
 from daskrr.runtime.executors import Executor, batch_size
 from daskrr.runtime.sealing import seal
 from daskrr.runtime.tree import NodeSums, Partial, Span, partial_nodes
-from daskrr.storage.journal import Journal
+from daskrr.storage.journal import SUMMED, Journal
 from daskrr.storage.zarr_arrays import checksum
 
 
@@ -67,13 +67,7 @@ class Earlier:
 
     def sums(self, executor: Executor, names: Sequence[str]) -> NodeSums:
         """Sums that begin with those of the blocks before; ``names`` are those of what is drawn meanwhile."""
-        sums = summing(executor)
-        parts = [
-            Partial(level, count, executor.apply("read-sums", partial(_read_base, self, level, tuple(names))))
-            for level, count in partial_nodes(self.n_blocks)
-        ]
-        sums.go_on_from(parts, self.n_blocks)
-        return sums
+        return _sums_left(self.journal, self.label, self.n_blocks, executor, names)
 
 
 @dataclass(frozen=True)
@@ -129,11 +123,13 @@ class RecordedSums:
 
     So a worker that dies takes nothing with it but what it was at. The sum is recorded after what is kept of the
     blocks, if it ``keeps`` that; it counts with that alone. A span is recorded under the number of its first row.
+    All spans together have so many whole blocks.
     """
 
     journal: Journal
     label: str
     keeps: bool
+    n_blocks: int
 
     def __call__(self, span: Span, parts: Iterator[GramPart]) -> GramPart:
         """The sum; what is kept of the blocks is in the journal."""
@@ -149,23 +145,33 @@ class RecordedSums:
     def _has_kept(self, span: Span) -> bool:
         return not self.keeps or self.journal.has(f"{self.label}/kept/{span.start}")
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether what :meth:`leave` records is there, as far as names tell; sums of whole spans may be gone then."""
+        bases = [_base(self.label, level) for level, _ in partial_nodes(self.n_blocks)]
+        return self.keeps and all(map(self.journal.has, [f"{self.label}/{SUMMED}", *bases]))
+
     def done(self, spans: Sequence[Span]) -> list[Span]:
         """Those that are recorded, as far as names tell."""
-        known = self.journal.done(f"{self.label}/sums")
-        if self.keeps:
-            known &= self.journal.done(f"{self.label}/kept")
+        needed = ["sums"] * (not self.is_complete) + ["kept"] * self.keeps
+        known = set.intersection(*(self.journal.done(f"{self.label}/{name}") for name in needed))
         return [span for span in spans if span.start in known]
 
     def reference(self, span: Span) -> bytes:
         """What refers to what is kept of the blocks of a span."""
         return seal(Recorded(self.journal, self.label, span.start))
 
-    def leave_base(self, sums: NodeSums, executor: Executor) -> list[Any]:
-        """Begin to record what a later run with more rows will go on from; handles, to wait for before that counts."""
-        return [
+    def sums(self, executor: Executor, names: Sequence[str]) -> NodeSums:
+        """Sums of all whole spans, of a pass that is complete."""
+        return _sums_left(self.journal, self.label, self.n_blocks, executor, names)
+
+    def leave(self, sums: NodeSums, executor: Executor) -> Any:
+        """Begin to record what this run and a later one with more rows can go on from; a handle to wait for."""
+        bases = [
             executor.apply("write-sums", partial(_write_base, self.journal, self.label, one.level), one.part)
             for one in sums.partials()
         ]
+        return executor.apply("close-sums", partial(_close, self.journal, self.label), *bases)
 
 
 def recorded_spans(journal: Journal, spans: Sequence[Span]) -> list[Span]:
@@ -194,8 +200,23 @@ def _write_base(journal: Journal, label: str, level: int, part: GramPart) -> int
     return journal.write_one(_base(label, level), part.to_record())
 
 
-def _read_base(earlier: Earlier, level: int, names: tuple[str, ...]) -> GramPart:
-    found = earlier.journal.read(_base(earlier.label, level))
+def _close(journal: Journal, label: str, *bases: int) -> int:
+    return journal.write_one(f"{label}/{SUMMED}", {"bytes": sum(bases)})
+
+
+def _sums_left(journal: Journal, label: str, n_blocks: int, executor: Executor, names: Sequence[str]) -> NodeSums:
+    """Sums that begin with those of the first ``n_blocks`` blocks; ``names`` are those of what is drawn meanwhile."""
+    sums = summing(executor)
+    parts = [
+        Partial(level, count, executor.apply("read-sums", partial(_read_base, journal, label, level, tuple(names))))
+        for level, count in partial_nodes(n_blocks)
+    ]
+    sums.go_on_from(parts, n_blocks)
+    return sums
+
+
+def _read_base(journal: Journal, label: str, level: int, names: tuple[str, ...]) -> GramPart:
+    found = journal.read(_base(label, level))
     drawn = {name: found["drawn"][name] for name in names}
     return GramPart.from_record(found | {"drawn": drawn})
 

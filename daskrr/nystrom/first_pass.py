@@ -178,7 +178,8 @@ def first_pass(
         if run.journal is None:
             total, kept = _sum_on_workers(grams, keeps, stage)
         else:
-            total, kept, left = _sum_for_good(grams, RecordedSums(run.journal, label, keeps), tuple(draws), stage)
+            recorded = RecordedSums(run.journal, label, keeps, run.rows.n_rows // run.height)
+            total, kept, left = _sum_for_good(grams, recorded, tuple(draws), stage)
     gram, drawn, totals = (
         run.executor.apply(name, pick, total)
         for name, pick in (("gram-sum", _gram), ("drawn-rows", _drawn), ("totals", _totals))
@@ -211,29 +212,39 @@ def _sum_for_good(
     PoisonBlock
         When all other spans are recorded.
     """
-    run, poison = grams.run, []
+    run = grams.run
     earlier: Earlier | None = run.earlier if recorded.keeps else None
     n_before = 0 if earlier is None else earlier.n_blocks
     before = [span for span in run.spans if span.first_block < n_before]
     own = run.spans[len(before) :]
+    kept = [earlier.reference(span) for span in before] if earlier is not None else []
+    kept += [recorded.reference(span) for span in own if recorded.keeps]
     known = {span.index for span in recorded.done(own)}
     found = [*before, *(span for span in own if span.index in known)]
     if found:
         stage.find(len(found), sum(span.n_rows for span in found))
-    sums = summing(run.executor) if earlier is None else earlier.sums(run.executor, names)
-    for span, part in grams.only(own).window(recorded, spare=True):
-        if isinstance(part, PoisonBlock):
-            poison.append(part)
-            continue
-        sums.push(span, part)
+    complete = recorded.is_complete
+    before_us = recorded if complete else earlier
+    sums = summing(run.executor) if before_us is None else before_us.sums(run.executor, names)
+    needed = [span for span in own if not (complete and span.is_whole and span.index in known)]
+    for span, part in _recorded_parts(grams.only(needed), recorded):
+        if not (complete and span.is_whole):
+            sums.push(span, part)
         if span.index not in known:
             stage.advance(rows=span.n_rows)
+    left = [recorded.leave(sums, run.executor)] if recorded.keeps and not complete else []
+    return sums.total(), kept, left
+
+
+def _recorded_parts(grams: BlockMap, recorded: RecordedSums) -> Iterator[tuple[Span, Any]]:
+    """Handles of the sums of spans as these are recorded; raises what ails some of them when all others are."""
+    poison = []
+    for span, part in grams.window(recorded, spare=True):
+        if isinstance(part, PoisonBlock):
+            poison.append(part)
+        else:
+            yield span, part
     raise_poison(poison)
-    if not recorded.keeps:
-        return sums.total(), [], []
-    left = recorded.leave_base(sums, run.executor)
-    references = [earlier.reference(span) for span in before] if earlier is not None else []
-    return sums.total(), references + [recorded.reference(span) for span in own], left
 
 
 def batched(items: Iterator[Any], size: int) -> Iterator[list[Any]]:

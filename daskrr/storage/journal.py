@@ -12,6 +12,8 @@ from daskrr.errors import DamagedRecord
 from daskrr.storage.records import Records
 from daskrr.storage.urls import redact
 
+SUMMED = "summed"  # below the label of a pass: all its spans are summed, and sums of single ones may be gone
+
 
 @dataclass(frozen=True)
 class Journal:
@@ -59,10 +61,15 @@ class Journal:
         """Record something under a label alone; returns its bytes."""
         return self.records.write(f"{self.prefix}/{label}", content)
 
-    def labels(self) -> list[str]:
-        """Labels of passes that have sums."""
-        names = (name.split("/") for name in self.records.names(f"{self.prefix}/"))
-        return sorted({parts[1] for parts in names if len(parts) == 4 and parts[2] == "sums"})
+    def forget(self, label: str, number: int) -> None:
+        """Delete what was recorded, if anything was."""
+        self.records.delete(f"{self.prefix}/{label}/{number}")
+
+    def labels(self) -> dict[str, bool]:
+        """Labels of passes that have sums, and whether all their spans are summed."""
+        names = [name.split("/") for name in self.records.names(f"{self.prefix}/")]
+        found = {(*parts[1:3],) for parts in names if len(parts) > 2 and parts[2] in ("sums", SUMMED)}
+        return {label: (label, SUMMED) in found for label, _ in sorted(found)}
 
     def once(self, label: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What was recorded under a label, or what ``make`` makes, recorded now."""

@@ -164,7 +164,7 @@ def test_receipts__of_an_attempt_are_made_once_and_of_another_anew(tmp_path):
 
     for attempt, expected in (("first", [0, 50]), ("first", []), ("second", [0, 50])):
         walked = []
-        RecordedReceipts(journal, staged, attempt)(span, receipts())
+        RecordedReceipts(journal, staged, attempt, ("fit-0",))(span, receipts())
         assert walked == expected
     assert settled == [0, 50, 0, 50]
     assert [one["start"] for one in journal.read("receipts", 0)["blocks"]] == [0, 50]
@@ -179,6 +179,28 @@ def test_score_to_zarr__does_not_do_again_what_was_recorded(tmp_path, monkeypatc
     again = writes_of(monkeypatch, X, tmp_path / "out.zarr")
     assert not [name for name in again if "/sums/" in name or name.endswith("/job")]
     assert 0 < len([name for name in again if "/receipts/" in name]) <= 4
+
+
+@pytest.mark.parametrize("n_rows", [450, 430])
+@pytest.mark.parametrize("lost", ["nothing", "sums", "kept", "base-fit-0-0.record", "summed.record"])
+def test_score_to_zarr__deletes_sums_of_scored_rows_and_goes_on_to_the_same_bits(n_rows, lost, tmp_path, monkeypatch):
+    """From what is left of pass 1, or, where that was lost since, from the rows again."""
+    X, output = as_zarr(data(n_rows), (50, 3), str(tmp_path / "X")), tmp_path / "out.zarr"
+    score(X, tmp_path / "reference.zarr")
+    writes = writes_of(monkeypatch, X, tmp_path / "other.zarr")
+    number = [place for place, name in enumerate(writes) if "/receipts/" in name][4]
+    stopped(monkeypatch, number, False, X, output)
+    (job,) = reader.status(output)["unfinished"]
+    records = [path for path in output.rglob("*.record") if "/fit-0/sums/" in path.as_posix()]
+    assert len(records) < job["tasks"] - 3
+    assert job["summed"]["fit-0"] == job["tasks"]
+    for path in [path for path in output.rglob("*.record") if lost in path.parts]:
+        path.unlink()
+    score(X, output)
+    for name in ("estimate", "lower", "upper"):
+        expected = daskrr.open_scores(tmp_path / "reference.zarr")[name][...]
+        np.testing.assert_array_equal(daskrr.open_scores(output)[name][...], expected)
+    assert verify(output) == []
 
 
 def test_score_to_zarr__that_is_done_does_nothing(tmp_path, monkeypatch):
