@@ -36,8 +36,12 @@ TILES_OF_A_THREAD = 4
 # What is copied from a GPU at a time; smaller arrays as they are.
 PINNED_BYTES = 2**23
 
+# Columns of a panel of a triangular product, which is a plain one of what is not zero. A Gram matrix of more columns
+# than the most is as fast by cuBLAS's own routine.
+PANEL_COLUMNS, MOST_PANEL_COLUMNS = 256, 2048
+
 # Of cuBLAS, in its order.
-_LEFT, _UPPER, _AS_IT_IS, _TRANSPOSED, _NOT_UNIT = 0, 1, 0, 1, 0
+_UPPER, _AS_IT_IS, _TRANSPOSED = 1, 0, 1
 _SCALAR = {"d": ctypes.c_double, "f": ctypes.c_float}
 _PREFIX = {"d": "D", "f": "S"}
 
@@ -145,22 +149,40 @@ class CudaDevice(Accelerator):
         """As many as keep it busy, if there is room; a function of the kind of GPU."""
         return tile_rows(n_columns, self.memory) or LEAST_TILE_ROWS
 
-    def multiply_rows(self, A: Any, B: Any) -> Any:
-        """A b of each row b of B (m, p), where A (p, p) is lower triangular, in other memory.
+    def multiply_rows(self, A: NDArray, B: Any) -> Any:
+        """A b of each row b of B (m, p), where A (p, p) is lower triangular and never changes, in other memory.
 
-        In the same memory it would take twice as long.
+        By panels, which take four fifths of the time of cuBLAS's triangular product.
         """
         m, p = B.shape
+        lower = self._companions.of(A, "lower", lambda: self._brought_lower(A))
         uses = (scratch(use, B.shape, B.dtype) for use in ("product", "next product"))
         product = next(one for one in uses if one.data.ptr != B.data.ptr)
-        flags = _LEFT, _UPPER, _TRANSPOSED, _NOT_UNIT
-        self._call("trmm", B.dtype, *flags, p, m, 1.0, A, p, B, p, product, p)
+        for first, stop in _panels(p):
+            sizes = stop - first, m, stop
+            self._gemm(p, _TRANSPOSED, _AS_IT_IS, sizes, lower[first:], B, 0.0, product[:, first:])
         return product
 
+    def _brought_lower(self, A: NDArray) -> Any:
+        found = self._cupy.tril(self.put(A))
+        self._cupy.cuda.get_current_stream().synchronize()
+        return found
+
     def add_gram(self, B: Any, G: Any) -> None:
-        """Add BᵀB to the lower triangle of G (p, p), for B (m, p)."""
+        """Add BᵀB to the lower triangle of G (p, p), for B (m, p); what is above it is of no use then."""
         m, p = B.shape
-        self._call("syrk", B.dtype, _UPPER, _AS_IT_IS, p, m, 1.0, B, p, 1.0, G, p)
+        if p > MOST_PANEL_COLUMNS:
+            self._call("syrk", B.dtype, _UPPER, _AS_IT_IS, p, m, 1.0, B, p, 1.0, G, p)
+            return
+        for first, stop in _panels(p):
+            sizes = stop, stop - first, m
+            self._gemm(p, _AS_IT_IS, _TRANSPOSED, sizes, B, B[:, first:], 1.0, G[first:])
+
+    def _gemm(
+        self, width: int, first: int, second: int, sizes: tuple[int, int, int], A: Any, B: Any, kept: float, C: Any
+    ) -> None:
+        """C = A B + ``kept`` C, as Fortran has them, of parts of matrices that all have ``width`` columns."""
+        self._call("gemm", C.dtype, first, second, *sizes, 1.0, A, width, B, width, kept, C, width)
 
     def _call(self, name: str, dtype: np.dtype, *arguments: Any) -> None:
         """Call a routine of cuBLAS: ints are integers, floats scalars of ``dtype``, arrays their addresses."""
@@ -181,6 +203,11 @@ class CudaDevice(Accelerator):
         if isinstance(argument, float):
             return ctypes.byref(_SCALAR[dtype.char](argument))
         return ctypes.c_void_p(argument.data.ptr)
+
+
+def _panels(n_columns: int) -> Iterator[tuple[int, int]]:
+    """First columns of panels, and those after the last."""
+    return ((first, min(first + PANEL_COLUMNS, n_columns)) for first in range(0, n_columns, PANEL_COLUMNS))
 
 
 _LOADING = threading.Lock()

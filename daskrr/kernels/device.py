@@ -73,12 +73,15 @@ class Accelerator(Device, ABC):
     """A device with memory and with routines of its own."""
 
     @abstractmethod
-    def multiply_rows(self, A: Any, B: Any) -> Any:
-        """A b of each row b of B (m, p), where A (p, p) is lower triangular, in the memory of B or of the thread."""
+    def multiply_rows(self, A: NDArray, B: Any) -> Any:
+        """A b of each row b of B (m, p), for a constant A (p, p) of NumPy, in the memory of B or of the thread.
+
+        Of A the lower triangle alone is looked at; the device keeps it.
+        """
 
     @abstractmethod
     def add_gram(self, B: Any, G: Any) -> None:
-        """Add BᵀB to the lower triangle of G (p, p), for B (m, p)."""
+        """Add BᵀB to the lower triangle of G (p, p), for B (m, p); what is above it is of no use then."""
 
 
 HOST = Device()

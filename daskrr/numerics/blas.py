@@ -170,7 +170,7 @@ def multiply_rows(A: NDArray, B: NDArray) -> NDArray:
     if not m or not p:
         return B
     if isinstance(where := device.home(B), Accelerator):
-        return where.multiply_rows(where.keep(A), B)
+        return where.multiply_rows(A, B)
     if products.suit(B):
         products.multiply_rows(A, B)
     else:
@@ -188,7 +188,7 @@ def solve_rows(A: NDArray, B: NDArray) -> None:
 
 
 def add_gram(B: NDArray, G: NDArray) -> None:
-    """Add BᵀB to the lower triangle of G (p, p), for B (m, p)."""
+    """Add BᵀB to the lower triangle of G (p, p), for B (m, p); what is above it is of no use then."""
     m, p = B.shape
     if _check_square(G) != p or G.dtype != B.dtype or not B.flags.c_contiguous:
         raise ValueError(f"cannot add the Gram matrix of {B.shape} {B.dtype} to {G.shape} {G.dtype}")

@@ -141,10 +141,10 @@ class PosingDevice(Accelerator):
     def tile_rows(self, n_columns: int) -> int:
         return self.height
 
-    def multiply_rows(self, A: Elsewhere, B: Elsewhere) -> Elsewhere:
-        product = B.copy()
+    def multiply_rows(self, A: np.ndarray, B: Elsewhere) -> Elsewhere:
+        product, there = B.copy(), self.keep(A)
         with using(HOST):
-            blas.multiply_rows(A.inner, product.inner)
+            blas.multiply_rows(there.inner, product.inner)
         B.inner[...] = np.nan  # what nobody may look at any more
         return product
 

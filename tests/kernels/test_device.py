@@ -203,26 +203,26 @@ class Library:
         self.streams.append(stream.value)
         return 0
 
-    def cublasDtrmm_v2(self, handle, side, uplo, trans, diag, p, m, alpha, A, lda, B, ldb, C, ldc):
-        assert [one.value for one in (side, uplo, trans, diag, lda, ldb, ldc)] == [
-            0,
-            1,
-            1,
-            0,
-            p.value,
-            p.value,
-            p.value,
-        ]
-        assert B.value != C.value
-        factor, rows, product = (at(one, (size, p.value)) for one, size in ((A, p.value), (B, m.value), (C, m.value)))
-        product[:] = alpha._obj.value * rows @ np.tril(factor).T
-        return 0
+    def cublasDgemm_v2(self, handle, first, second, m, n, k, alpha, A, lda, B, ldb, beta, C, ldc):
+        left, right = (k, m) if first.value else (m, k), (n, k) if second.value else (k, n)
+        factors = [within(*one) for one in ((A, left, lda), (B, right, ldb))]
+        turned = [one.T if turn.value else one for one, turn in zip(factors, (first, second), strict=True)]
+        product = within(C, (m, n), ldc)
+        product[...] = alpha._obj.value * turned[0] @ turned[1] + (beta._obj.value * product if beta._obj.value else 0)
+        return 13 if k.value == 1 else 0
 
     def cublasDsyrk_v2(self, handle, uplo, trans, p, m, alpha, B, ldb, beta, G, ldg):
         assert [one.value for one in (uplo, trans, ldb, ldg)] == [1, 0, p.value, p.value]
         rows, gram = at(B, (m.value, p.value)), at(G, (p.value, p.value))
         gram[:] = beta._obj.value * gram + np.tril(alpha._obj.value * rows.T @ rows)
         return 13 if m.value == 1 else 0
+
+
+def within(address, shape, lead):
+    """A matrix in Fortran's order, a part of one whose columns are as long as ``lead``."""
+    n_rows, n_columns = (one.value for one in shape)
+    numbers = at(address, ((n_columns - 1) * lead.value + n_rows,))
+    return np.lib.stride_tricks.as_strided(numbers, (n_rows, n_columns), (8, 8 * lead.value))
 
 
 def at(address, shape):
@@ -279,6 +279,7 @@ def stub(monkeypatch):
         asarray=lambda array: OnGpu(np.array(array)),
         empty=lambda shape, dtype: OnGpu(np.empty(shape, dtype)),
         zeros=lambda shape: OnGpu(np.zeros(shape)),
+        tril=lambda array: OnGpu(np.tril(array.inner)),
         cuda=SimpleNamespace(
             Stream=Stream,
             memory=SimpleNamespace(OutOfMemoryError=FullGpu),
@@ -294,18 +295,23 @@ def stub(monkeypatch):
     return CudaDevice(), library
 
 
-def test_cuda__calls_cublas_in_the_stream_of_the_thread(stub):
+@pytest.mark.parametrize(("most", "routine"), [(4, "syrk"), (5, "gemm")])
+@pytest.mark.parametrize("width", [2, 5, 256])
+def test_cuda__calls_cublas_in_the_stream_of_the_thread(width, most, routine, stub, monkeypatch):
     device, library = stub
+    monkeypatch.setattr(cuda, "PANEL_COLUMNS", width)
+    monkeypatch.setattr(cuda, "MOST_PANEL_COLUMNS", most)
     rng = np.random.default_rng(4)
-    B, A = rng.standard_normal((9, 5)), np.tril(rng.standard_normal((5, 5)))
+    B, A = rng.standard_normal((9, 5)), rng.standard_normal((5, 5))
+    product = B @ np.tril(A).T
     with using(device):
         there, gram = blas.multiply_rows(A, device.put(B)), device.zeros((5, 5))
         blas.add_gram(there, gram)
         blas.add_gram(there, gram)
-        np.testing.assert_allclose(device.get(there), B @ A.T, rtol=1e-12)
-        np.testing.assert_allclose(device.get(gram), 2 * np.tril((B @ A.T).T @ (B @ A.T)), rtol=1e-12)
+        np.testing.assert_allclose(device.get(there), product, rtol=1e-12, atol=1e-15)
+        np.testing.assert_allclose(np.tril(device.get(gram)), 2 * np.tril(product.T @ product), rtol=1e-12)
         assert set(library.streams) == {STREAMS[-1].ptr}
-        with pytest.raises(RuntimeError, match="cuBLAS syrk failed with status 13"):
+        with pytest.raises(RuntimeError, match=f"cuBLAS {routine} failed with status 13"):
             blas.add_gram(device.put(B[:1]), gram)
     assert not STREAMS
 
@@ -443,11 +449,11 @@ def test_grid__is_one_that_gpus_take(loop, extent):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [F8, F4], ids=str)
-@pytest.mark.parametrize("shape", [(1, 1), (33, 70), (1000, 257)])
+@pytest.mark.parametrize("shape", [(1, 1), (33, 70), (1000, 257), (3000, 2049)])
 def test_gpu__multiplies_sums_and_adds_up_as_the_processor_does(shape, dtype):
     rng, device = np.random.default_rng(3), cuda_device()
-    B, A = rng.standard_normal(shape).astype(dtype), np.tril(rng.standard_normal((shape[1], shape[1]))).astype(dtype)
-    expected = B.astype(float) @ A.astype(float).T
+    B, A = rng.standard_normal(shape).astype(dtype), rng.standard_normal((shape[1], shape[1])).astype(dtype)
+    expected = B.astype(float) @ np.tril(A).astype(float).T
     with using(device):
         there = blas.multiply_rows(A, device.put(B))
         norms = blas.row_norms(there)
@@ -459,4 +465,3 @@ def test_gpu__multiplies_sums_and_adds_up_as_the_processor_does(shape, dtype):
     np.testing.assert_allclose(norms, np.square(found.astype(float)).sum(axis=1), rtol=1e-13)
     wide = found.astype(float)
     np.testing.assert_allclose(np.tril(gram), np.tril(wide.T @ wide), rtol=0, atol=1e-12 * np.abs(wide.T @ wide).max())
-    assert not np.triu(gram, 1).any()
