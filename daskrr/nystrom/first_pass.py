@@ -232,8 +232,9 @@ def _sum_for_good(
             sums.push(span, part)
         if span.index not in known:
             stage.advance(rows=span.n_rows)
+    total = sums.total()
     left = [recorded.leave(sums, run.executor)] if recorded.keeps and not complete else []
-    return sums.total(), kept, left
+    return total, kept, left
 
 
 def _recorded_parts(grams: BlockMap, recorded: RecordedSums) -> Iterator[tuple[Span, Any]]:
