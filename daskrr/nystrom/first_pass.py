@@ -224,8 +224,8 @@ def _sum_for_good(
     if found:
         stage.find(len(found), sum(span.n_rows for span in found))
     complete = recorded.is_complete
-    before_us = recorded if complete else earlier
-    sums = summing(run.executor) if before_us is None else before_us.sums(run.executor, names)
+    begun = recorded if complete else earlier
+    sums = summing(run.executor) if begun is None else begun.sums(run.executor, names)
     needed = [span for span in own if not (complete and span.is_whole and span.index in known)]
     for span, part in _recorded_parts(grams.only(needed), recorded):
         if not (complete and span.is_whole):
