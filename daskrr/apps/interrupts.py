@@ -47,25 +47,31 @@ _notes: Notes | None = None
 def sure_interrupts() -> Iterator[None]:
     """Let an interrupt, or a request to end, stop the command for certain.
 
-    Raised while Python runs a finalizer, it would be printed and forgotten, and the job would go on. It is put off
-    until the finalizer has ended: a thread sends it again. The first starts a clock, and those that follow change
-    nothing: what has not ended by itself when it runs out is ended as a kill would, which jobs survive.
+    Raised while Python runs a finalizer or collects garbage, it would be printed and forgotten, and the job would go
+    on. A thread sends such a one again. The first starts a clock, and those that follow change nothing: what has not
+    ended by itself when it runs out is ended as a kill would, which jobs survive.
     """
     global _notes
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    reasons, outer, notes = _reasons(), _notes, Notes()
+    reasons, outer, notes, print_ignored = _reasons(), _notes, Notes(), sys.unraisablehook
     stopping: list[int] = []
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        put_off = _in_finalizer(frame)
-        notes.put(Note(number, again=put_off))
-        if not put_off and not stopping:
+    def stop(number: int, _: FrameType | None) -> None:
+        notes.put(Note(number))
+        if not stopping:
             stopping.append(number)
             raise reasons[number]
 
+    def hear_ignored(ignored: Any) -> None:
+        if stopping and issubclass(ignored.exc_type, KeyboardInterrupt):
+            notes.put(Note(stopping.pop(), again=True))
+        else:
+            print_ignored(ignored)
+
     threading.Thread(target=_watch, args=[notes], name="daskrr-interrupts", daemon=True).start()
+    sys.unraisablehook = hear_ignored
     _notes, before = notes, {number: signal.signal(number, stop) for number in reasons}
     try:
         yield
@@ -73,6 +79,7 @@ def sure_interrupts() -> Iterator[None]:
         _notes = outer
         for number, handler in before.items():
             signal.signal(number, handler)
+        sys.unraisablehook = print_ignored
         notes.put(None)
 
 
@@ -137,7 +144,7 @@ def _reasons() -> dict[int, type[KeyboardInterrupt]]:
 
 
 def _watch(notes: Notes) -> None:
-    """Send signals again that were put off, and end the process when the time since the first has run out."""
+    """Send signals again that were forgotten, and end the process when the time since the first has run out."""
     first, deadline = 0, math.inf
     while True:
         try:
@@ -171,11 +178,3 @@ def _end_now(number: int) -> NoReturn:
     with suppress(OSError, ValueError):
         print(message, file=sys.stderr, flush=True)
     os._exit(code)
-
-
-def _in_finalizer(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_name == "__del__" or frame.f_globals.get("__name__") in ("weakref", "_weakrefset"):
-            return True
-        frame = frame.f_back
-    return False

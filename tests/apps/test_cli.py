@@ -1,5 +1,6 @@
 """The command line, from its options to real processes, and the clusters it computes on."""
 
+import gc
 import inspect
 import json
 import logging
@@ -384,6 +385,14 @@ class Finalized:
         sum(range(1000))
 
 
+def interrupt_collection(phase, info):
+    """A function that Python calls when it collects garbage."""
+    if phase == "start" and interrupt_collection in gc.callbacks:
+        gc.callbacks.remove(interrupt_collection)
+        os.kill(os.getpid(), signal.SIGINT)
+        sum(range(1000))
+
+
 # A command that catches its interrupt, has a child and waits for ever.
 DEAF = """
 import click, contextlib, signal, subprocess, sys, time
@@ -451,6 +460,27 @@ class TestInterrupts:
         with pytest.raises(KeyboardInterrupt):
             work()
         assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+    def test_an_interrupt_while_garbage_is_collected_is_not_forgotten(self, capsys):
+        def work():
+            with sure_interrupts():
+                gc.callbacks.append(interrupt_collection)
+                gc.collect()
+                threading.Event().wait(SECONDS)
+
+        hook = sys.unraisablehook
+        with pytest.raises(KeyboardInterrupt):
+            work()
+        assert sys.unraisablehook is hook
+        assert capsys.readouterr().err == ""
+
+    def test_what_else_is_ignored_is_told(self, monkeypatch):
+        told = []
+        monkeypatch.setattr(sys, "unraisablehook", told.append)
+        with sure_interrupts():
+            failing = type("Failing", (), {"__del__": lambda self: 1 / 0})
+            failing()
+        assert [one.exc_type for one in told] == [ZeroDivisionError]
 
     def test_a_request_to_end_within_a_finalizer_stays_one(self, monkeypatch):
         monkeypatch.setattr(Finalized, "number", signal.SIGTERM)
