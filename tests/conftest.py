@@ -19,6 +19,8 @@ import pytest
 from distributed import Client, LocalCluster
 from hypothesis import settings
 
+from daskrr.storage import retry
+
 # A machine that is busy with something else makes no property wrong.
 settings.register_profile("without deadline", deadline=None)
 settings.load_profile("without deadline")
@@ -85,6 +87,14 @@ def _scheduler_is_left_as_found() -> Iterator[None]:
     before = dask.config.get("scheduler", None)
     yield
     assert dask.config.get("scheduler", None) == before
+
+
+@pytest.fixture(autouse=True)
+def _pauses_are_short(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the process of a quick test tries again, it tries soon; slow ones wait as users do."""
+    if not any(map(request.node.get_closest_marker, ("slow", "deploy", "gpu"))):
+        for name in ("PAUSES", "PAUSES_IF_ABSENT"):
+            monkeypatch.setattr(retry, name, tuple(pause / 100 for pause in getattr(retry, name)))
 
 
 @pytest.fixture(scope="session")
