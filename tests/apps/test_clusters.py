@@ -29,7 +29,7 @@ def test_local_cluster__has_a_worker_for_each_gpu_it_computes_on(device, gpu, ex
         assert clusters.default_workers() == expected
 
 
-@pytest.mark.parametrize(("workers", "seen"), [(1, "0"), (2, "")])
+@pytest.mark.parametrize(("workers", "seen"), [pytest.param(1, "0", marks=pytest.mark.slow), (2, "")])
 def test_local_cluster__of_more_workers_than_gpus_has_none(workers, seen, monkeypatch):
     monkeypatch.setattr("daskrr.runtime.devices.usable_gpu", lambda: Gpu("posing", 2**30))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")

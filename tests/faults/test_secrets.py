@@ -319,7 +319,7 @@ def test_view__does_not_lead_out_of_its_store(name, links, tmp_path, victim, mon
 
 
 @pytest.mark.parametrize("name", ["../victim", "../../{}/victim", "/{}/victim", "link"])
-@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("links", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_manifest__does_not_lead_out_of_its_store(links, name, tmp_path, victim, monkeypatch):
     source, output = stored(tmp_path / "X", points()), tmp_path / "out.zarr"
     score(source, output)

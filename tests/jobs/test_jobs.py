@@ -181,8 +181,11 @@ def test_score_to_zarr__does_not_do_again_what_was_recorded(tmp_path, monkeypatc
     assert 0 < len([name for name in again if "/receipts/" in name]) <= 4
 
 
-@pytest.mark.parametrize("n_rows", [450, 430])
-@pytest.mark.parametrize("lost", ["nothing", "sums", "kept", "base-fit-0-0.record", "summed.record"])
+@pytest.mark.parametrize("n_rows", [pytest.param(450, marks=SLOW), 430])
+@pytest.mark.parametrize(
+    "lost", [pytest.param("nothing", marks=SLOW), "sums", "kept", pytest.param("base-fit-0-0.record", marks=SLOW),
+             pytest.param("summed.record", marks=SLOW)],
+)  # fmt: skip
 def test_score_to_zarr__deletes_sums_of_scored_rows_and_goes_on_to_the_same_bits(n_rows, lost, tmp_path, monkeypatch):
     """From what is left of pass 1, or, where that was lost since, from the rows again."""
     X, output = as_zarr(data(n_rows), (50, 3), str(tmp_path / "X")), tmp_path / "out.zarr"

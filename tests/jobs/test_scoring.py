@@ -59,7 +59,7 @@ def test_score_to_zarr__leaves_nothing_when_it_fails(tmp_path):
 
 
 @pytest.mark.parametrize("by", ["estimate", "scores"])
-@pytest.mark.parametrize("k", [1, 7, 47, 1000])
+@pytest.mark.parametrize("k", [7, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 47, 1000))])
 def test_top_rows__equals_sorting_the_stored_arrays(by, k, tmp_path):
     scored(tmp_path, np.repeat(rows(24), 2, axis=0)[:47])
     group = zarr.open_group(tmp_path / "out.zarr", mode="r")

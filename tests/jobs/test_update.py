@@ -76,7 +76,7 @@ def landmarks_of(output):
     [
         pytest.param((400, 430, 610), "residual", True, marks=SLOW),
         ((450, 451), "leverage", True),
-        ((450, 451), "uniform", False),
+        pytest.param((450, 451), "uniform", False, marks=SLOW),
         pytest.param((433, 480, 900), "uniform", True, marks=SLOW),
         ((149, 151, 152), "residual", False),
     ],
@@ -282,7 +282,7 @@ def test_update__does_not_draw_anew_for_a_tolerance_that_could_not_be_met(tmp_pa
     [
         pytest.param("pass 1", 0.0, id="pass 1-kept", marks=SLOW),
         pytest.param("pass 1", 30.0, id="pass 1-drawn anew"),
-        pytest.param("pass 2", 0.0, id="pass 2-kept"),
+        pytest.param("pass 2", 0.0, id="pass 2-kept", marks=SLOW),
         pytest.param("pass 2", 30.0, id="pass 2-drawn anew", marks=SLOW),
     ],
 )

@@ -77,7 +77,9 @@ def test_sweep__touches_every_number_and_nothing_else(size, dtype):
 @pytest.mark.parametrize("n_columns", LENGTHS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("n_rows", "n_features"), [(0, 3), (1, 1), (4, 5), (3, 0), (6, 2), (9, 4)])
-@pytest.mark.parametrize("wide", [False, True], ids=["one row at a time", "several"])
+@pytest.mark.parametrize(
+    "wide", [pytest.param(False, id="one row at a time", marks=pytest.mark.slow), pytest.param(True, id="several")]
+)
 def test_pairs__sum_over_features(n_rows, n_features, n_columns, dtype, wide, monkeypatch):
     monkeypatch.setattr(native, "has_wide_registers", lambda: wide)
     monkeypatch.setattr(device, "code_of", cache(code_of.__wrapped__))

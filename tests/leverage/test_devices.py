@@ -68,7 +68,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", [pytest.param("float64", marks=pytest.mark.slow), "float32"])
 @pytest.mark.parametrize(
     "kernel",
     [Gaussian(1.5), pytest.param(Laplacian(2.0) + 0.5 * Linear(), marks=pytest.mark.slow)],

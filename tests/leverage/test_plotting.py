@@ -237,7 +237,7 @@ def test_thinned__keeps_first_and_last_of_many():
 
 
 @pytest.mark.parametrize("name", ["scores", "intervals", "spectrum", "path"])
-@pytest.mark.parametrize("source", ["result", "store"])
+@pytest.mark.parametrize("source", ["result", pytest.param("store", marks=pytest.mark.slow)])
 def test_plot__draws_on_the_axes_given_and_on_new_ones(request, source, name):
     draw = getattr(request.getfixturevalue(source).plot, name)
     _, axes = plt.subplots()

@@ -21,7 +21,11 @@ def rows_of(case):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("case", ["repeated", "far", "zero"])
-@pytest.mark.parametrize(("kernel", "n_landmarks"), [(Laplacian(3.0), 301), (Gaussian(2.0), 200)], ids=repr)
+@pytest.mark.parametrize(
+    ("kernel", "n_landmarks"),
+    [(Laplacian(3.0), 301), pytest.param(Gaussian(2.0), 200, marks=pytest.mark.slow)],
+    ids=repr,
+)
 def test_scores__are_inside_their_intervals_whoever_multiplies(kernel, n_landmarks, case, dtype, monkeypatch):
     X = rows_of(case)
     exactly = exact.leverage_scores(X, kernel, 1e-3)

@@ -164,7 +164,7 @@ STORED = {
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("scheme", ["uniform", "diagonal", "probabilities"])
+@pytest.mark.parametrize("scheme", [pytest.param("uniform", marks=pytest.mark.slow), "diagonal", "probabilities"])
 def test_draws__do_not_depend_on_the_source(source, scheme, tmp_path):
     X = rows()
     choice = probabilities() if scheme == "probabilities" else scheme

@@ -35,7 +35,9 @@ def stored(folder, values=VALUES, chunk=(10, 5), codecs=None, **options):
 
 @pytest.mark.parametrize("codecs", CODECS.values(), ids=CODECS)
 @pytest.mark.parametrize("endian", ["little", "big"])
-@pytest.mark.parametrize("dtype", ["f8", "f4", "i2", "u1", "?"])
+@pytest.mark.parametrize(
+    "dtype", ["f8", "?", *(pytest.param(one, marks=pytest.mark.slow) for one in ("f4", "i2", "u1"))]
+)
 def test_read__is_what_zarr_reads(codecs, endian, dtype, tmp_path):
     serializer = BytesCodec(endian=endian if np.dtype(dtype).itemsize > 1 else None)
     stored(tmp_path / "X", VALUES.astype(dtype), codecs=codecs, serializer=serializer)
