@@ -151,3 +151,4 @@ class PosingDevice(Accelerator):
     def add_gram(self, B: Elsewhere, G: Elsewhere) -> None:
         with using(HOST):
             blas.add_gram(B.inner, G.inner)
+        G.inner[np.triu_indices(len(G.inner), 1)] = np.nan  # the same
