@@ -36,12 +36,13 @@ TILES_OF_A_THREAD = 4
 # What is copied from a GPU at a time; smaller arrays as they are.
 PINNED_BYTES = 2**23
 
-# Columns of a panel of a triangular product, which is a plain one of what is not zero. A Gram matrix of more columns
-# than the most is as fast by cuBLAS's own routine.
-PANEL_COLUMNS, MOST_PANEL_COLUMNS = 256, 2048
+# Triangles are cut into corners of so many columns, what is beside a corner is one plain product, and a corner is made
+# of such products by panels. That of a Gram matrix is as fast by cuBLAS's own routine, unless it is small.
+CORNER_COLUMNS, PANEL_COLUMNS = 1024, 128
+GRAM_CORNER_COLUMNS, SMALL_GRAM_COLUMNS, GRAM_PANEL_COLUMNS = 2048, 1024, 256
 
 # Of cuBLAS, in its order.
-_UPPER, _AS_IT_IS, _TRANSPOSED = 1, 0, 1
+_UPPER, _AS_IT_IS, _TRANSPOSED, _LEFT, _NOT_UNIT = 1, 0, 1, 0, 0
 _SCALAR = {"d": ctypes.c_double, "f": ctypes.c_float}
 _PREFIX = {"d": "D", "f": "S"}
 
@@ -152,15 +153,20 @@ class CudaDevice(Accelerator):
     def multiply_rows(self, A: NDArray, B: Any) -> Any:
         """A b of each row b of B (m, p), where A (p, p) is lower triangular and never changes, in other memory.
 
-        By panels, which take four fifths of the time of cuBLAS's triangular product.
+        That takes four fifths of the time of cuBLAS's triangular product.
         """
         m, p = B.shape
         lower = self._companions.of(A, "lower", lambda: self._brought_lower(A))
         uses = (scratch(use, B.shape, B.dtype) for use in ("product", "next product"))
         product = next(one for one in uses if one.data.ptr != B.data.ptr)
-        for first, stop in _panels(p):
-            sizes = stop - first, m, stop
-            self._gemm(p, _TRANSPOSED, _AS_IT_IS, sizes, lower[first:], B, 0.0, product[:, first:])
+        for begin, end in _cut(0, p, CORNER_COLUMNS):
+            if begin:
+                sizes = end - begin, m, begin
+                self._gemm(p, _TRANSPOSED, _AS_IT_IS, sizes, lower[begin:], B, 0.0, product[:, begin:])
+            for first, stop in _cut(begin, end, PANEL_COLUMNS):
+                corner, known = (stop - first, m, stop - begin), 1.0 if begin else 0.0
+                factor, rows = lower[first:, begin:], B[:, begin:]
+                self._gemm(p, _TRANSPOSED, _AS_IT_IS, corner, factor, rows, known, product[:, first:])
         return product
 
     def _brought_lower(self, A: NDArray) -> Any:
@@ -171,12 +177,27 @@ class CudaDevice(Accelerator):
     def add_gram(self, B: Any, G: Any) -> None:
         """Add BᵀB to the lower triangle of G (p, p), for B (m, p); what is above it is of no use then."""
         m, p = B.shape
-        if p > MOST_PANEL_COLUMNS:
-            self._call("syrk", B.dtype, _UPPER, _AS_IT_IS, p, m, 1.0, B, p, 1.0, G, p)
-            return
-        for first, stop in _panels(p):
-            sizes = stop, stop - first, m
-            self._gemm(p, _AS_IT_IS, _TRANSPOSED, sizes, B, B[:, first:], 1.0, G[first:])
+        for begin, end in _cut(0, p, GRAM_CORNER_COLUMNS):
+            some, rows = B[:, begin:], G[begin:]
+            if begin:
+                self._gemm(p, _AS_IT_IS, _TRANSPOSED, (begin, end - begin, m), B, some, 1.0, rows)
+            if end - begin > SMALL_GRAM_COLUMNS:
+                self._call("syrk", B.dtype, _UPPER, _AS_IT_IS, end - begin, m, 1.0, some, p, 1.0, rows[:, begin:], p)
+                continue
+            for first, stop in _cut(begin, end, GRAM_PANEL_COLUMNS):
+                corner = stop - begin, stop - first, m
+                self._gemm(p, _AS_IT_IS, _TRANSPOSED, corner, some, B[:, first:], 1.0, G[first:, begin:])
+
+    def inverse_root(self, A: Any) -> Any | None:
+        """L⁻¹ with L Lᵀ = A (p, p), which is symmetric; None if it is not positive definite."""
+        p, found = len(A), self._cupy.eye(len(A))
+        try:
+            with self._cupyx.errstate(linalg="raise"):
+                L = self._cupy.linalg.cholesky(A)
+        except np.linalg.LinAlgError:
+            return None
+        self._call("trsm", A.dtype, _LEFT, _UPPER, _AS_IT_IS, _NOT_UNIT, p, p, 1.0, L, p, found, p)
+        return found
 
     def _gemm(
         self, width: int, first: int, second: int, sizes: tuple[int, int, int], A: Any, B: Any, kept: float, C: Any
@@ -205,9 +226,9 @@ class CudaDevice(Accelerator):
         return ctypes.c_void_p(argument.data.ptr)
 
 
-def _panels(n_columns: int) -> Iterator[tuple[int, int]]:
-    """First columns of panels, and those after the last."""
-    return ((first, min(first + PANEL_COLUMNS, n_columns)) for first in range(0, n_columns, PANEL_COLUMNS))
+def _cut(begin: int, end: int, n_columns: int) -> Iterator[tuple[int, int]]:
+    """First columns of parts, and those after the last."""
+    return ((first, min(first + n_columns, end)) for first in range(begin, end, n_columns))
 
 
 _LOADING = threading.Lock()

@@ -83,6 +83,10 @@ class Accelerator(Device, ABC):
     def add_gram(self, B: Any, G: Any) -> None:
         """Add BᵀB to the lower triangle of G (p, p), for B (m, p); what is above it is of no use then."""
 
+    @abstractmethod
+    def inverse_root(self, A: Any) -> Any | None:
+        """L⁻¹ with L Lᵀ = A (p, p), which is symmetric; None if it is not positive definite."""
+
 
 HOST = Device()
 

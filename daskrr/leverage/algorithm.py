@@ -18,7 +18,6 @@ from daskrr.leverage.plan import Workers, check_fits
 from daskrr.leverage.problem import Problem
 from daskrr.leverage.result import LeverageResult
 from daskrr.leverage.summary import round_record, summary_of_round, verdict
-from daskrr.numerics import panels
 from daskrr.numerics.factorize import check_resolution
 from daskrr.nystrom.audit import (
     MAX_AUDIT_ROWS,
@@ -33,7 +32,7 @@ from daskrr.nystrom.audit import (
 from daskrr.nystrom.certificate import Goal, Proof
 from daskrr.nystrom.checkpoints import Earlier, recorded_spans
 from daskrr.nystrom.drawing import RowWeights, resolve_kernel
-from daskrr.nystrom.factors import Ridged, add_ridge, decomposed
+from daskrr.nystrom.factors import Ridged, add_ridge
 from daskrr.nystrom.first_pass import Chosen, FirstPass, first_pass, whiten
 from daskrr.nystrom.growing import first_landmarks, grow, landmark_draw
 from daskrr.nystrom.landmarks import Landmarks
@@ -114,18 +113,6 @@ def compute(
         return fit(problem, run, chosen, weighing, round)[0]
 
 
-def _decomposed(run: Run, sketch: NystromSketch, gram: Any, certify: bool) -> Any:
-    """Handle of the Gram matrix, with the eigenvectors that the ridges need if a GPU can find them.
-
-    For many landmarks that takes one core longer than GPUs take for a pass.
-    """
-    path = len(sketch.ridges) > 1
-    if run.executor.device.gpu is None or sketch.rank < panels.SMALLEST or not (path or certify):
-        return gram
-    least = -math.inf if path else sketch.shifts[0]
-    return run.executor.apply("decompose", partial(decomposed, least=least), gram)
-
-
 def fit(
     problem: Problem, run: Run, chosen: Chosen, weighing: RowWeights | None, round: Round
 ) -> tuple[LeverageResult, FirstPass]:
@@ -144,7 +131,7 @@ def fit(
     with Stage(run.report, round.algebra_title, total=1) as stage:
         # Ridge: the factors of G + n·λ·I.
         step = partial(add_ridge, dtype=settings.dtype, n_rows=sketch.n_rows, ridges=settings.ridges, leading=certify)
-        ridged = sketch.algebra.perform(step, _decomposed(run, sketch, first.gram, certify))
+        ridged = sketch.algebra.perform(step, first.gram)
         probe = make_probe(run, sketch, first, problem.seed, round.number)
         sketch = replace(sketch, probe=probe, gram_error=ridged.gram_error)
         # Audit: how large K − L can be.

@@ -63,7 +63,7 @@ class Plan:
     memory_limit
         What each worker's memory limit must be, so that Dask does not start to spill.
     scheduler_bytes
-        Peak of the p × p algebra where it runs.
+        Peak of the p × p algebra where it runs: on the scheduler, or on a worker with a GPU, which has freed more.
     device, gpu, gpu_bytes
         What tasks compute on, the name of the GPU, if it is one, and the peak of its memory.
     """
@@ -107,6 +107,13 @@ class Plan:
         return [("time", f"{format_time(self.seconds())} at matrix-multiply speed on {self.n_threads} threads")]
 
     @property
+    def _algebra(self) -> list[tuple[str, str]]:
+        """That of a scheduler; a worker with a GPU has freed more by then."""
+        if self.gpu:
+            return []
+        return [("scheduler", f"peak {format_bytes(self.scheduler_bytes)} for the p × p algebra")]
+
+    @property
     def _draws(self) -> str:
         if self.n_landmarks <= self.n_rows:
             return f"{self.n_landmarks:,} draws"
@@ -134,7 +141,7 @@ class Plan:
                 "worker",
                 f"peak {format_bytes(self.worker_bytes)}; memory limit {format_bytes(self.memory_limit)} or more",
             ),
-            ("scheduler", f"peak {format_bytes(self.scheduler_bytes)} for the p × p algebra"),
+            *self._algebra,
         ]
         if self.gpu:
             rows.append(("GPU", f"peak {format_bytes(self.gpu_bytes)} on {self.gpu}, one for each worker"))

@@ -2,7 +2,8 @@
 
 :func:`daskrr.numerics.whitening.whiten` has turned the kernel matrix W of the landmarks into the matrix that maps a row
 of kernel columns to a row of B; :func:`ridge_factor` adds the ridge. Everything is float64, whatever the dtype of the
-tiles, and calls nothing that holds the GIL for long.
+tiles, and calls nothing that holds the GIL for long. What takes p³ operations is done on the device of the calling
+thread.
 """
 
 import math
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskrr.errors import RidgeTooSmall
-from daskrr.kernels.device import current
+from daskrr.kernels.device import current, home
 from daskrr.numerics import panels
 from daskrr.numerics.bounds import kernel_noise
 from daskrr.numerics.whitening import UNIT_ROUNDOFF, Whitening
@@ -34,10 +35,10 @@ def shift_of(n_rows: float, ridge: float) -> float:
 
 @dataclass(frozen=True)
 class Decomposition:
-    """Eigenvalues (r,) of G in ascending order, and eigenvectors (k, r) of the last k of them, as rows."""
+    """Eigenvalues (r,) of G in ascending order, and eigenvectors (k, r) of the last k of them, as rows, there."""
 
     eigenvalues: NDArray[np.float64]
-    vectors: NDArray[np.float64]
+    vectors: Any
 
 
 @dataclass(frozen=True)
@@ -94,40 +95,39 @@ def ridge_factor(
     tile_dtype: np.dtype,
     gram_error: float,
     with_leading: bool = False,
-    decomposition: Decomposition | None = None,
 ) -> RidgeFactor:
     """Factor G + n·λ·I, G given by its lower triangle (r, r), and form what pass 2 applies (Algorithm, step 4).
 
     ``gram_error`` bounds the norm of the error of G, see :func:`sum_error`. Without a ``whitening``, what is applied to
-    kernel columns is left out. A ``decomposition``, if it is known, has the eigenvectors that are needed: of all
-    eigenvalues for a path, of those above the shift for ``with_leading``.
+    kernel columns is left out.
 
     Raises
     ------
     RidgeTooSmall
         Round-off in G would decide the scores.
     """
-    G = panels.mirrored(G)
-    norm = largest_eigenvalue(G)
+    device = current()
+    there = device.put(panels.mirrored(G))
+    norm = largest_eigenvalue(there)
     shifts = [shift_of(n_rows, ridge) for ridge in ridges]
     errors = gram_errors(len(G), norm, gram_error, n_rows, ridges, tile_dtype)
     together = [combining_error(len(G), norm, shift, tile_dtype) for shift in shifts]
     combine = whitening is not None and max(together) <= COMBINED_LIMIT[tile_dtype]
     if combine:
         errors = [one + other for one, other in zip(errors, together, strict=True)]
-    inner, leading, spectrum = whitening if combine else None, None, None
+    root = None if whitening is None else device.put(whitening.inverse)
+    inner, leading, spectrum = root if combine else None, None, None
     if len(shifts) > 1:
-        decomposition = decomposition or decompose(G, -math.inf)
-        inverse, combined, eigenvalues, dimensions = _rotation(decomposition, inner, shifts)
+        inverse, combined, eigenvalues, dimensions = _rotation(decompose(there, -math.inf), inner, shifts)
         spectrum = eigenvalues
     else:
-        inverse, combined, eigenvalues, dimensions = _triangular(G, inner, shifts[0])
-        if whitening and with_leading:
-            decomposition = decomposition or decompose(G, shifts[0])
-            leading, spectrum = _leading(decomposition, whitening), decomposition.eigenvalues
+        inverse, combined, eigenvalues, dimensions = _triangular(there, inner, shifts[0])
+        if root is not None and with_leading:
+            found = decompose(there, shifts[0])
+            leading, spectrum = _leading(found, root), found.eigenvalues
     return RidgeFactor(
-        inverse=inverse,
-        combined=combined,
+        inverse=device.get(inverse),
+        combined=None if combined is None else device.get(combined),
         eigenvalues=eigenvalues,
         leading=leading,
         spectrum=spectrum,
@@ -138,16 +138,12 @@ def ridge_factor(
     )
 
 
-def decompose(G: NDArray[np.float64], least: float) -> Decomposition:
-    """Eigenvalues of G, given by its lower triangle (r, r), and eigenvectors of those above ``least``.
-
-    They are found on the device of the calling thread.
-    """
-    device = current()
-    eigenvalues, vectors = np.linalg.eigh(device.put(panels.mirrored(G)))
-    eigenvalues = device.get(eigenvalues)
+def decompose(G: Any, least: float) -> Decomposition:
+    """Eigenvalues of G (r, r), and eigenvectors of those above ``least``, found where it is."""
+    eigenvalues, vectors = np.linalg.eigh(G)
+    eigenvalues = home(G).get(eigenvalues)
     first = int(np.searchsorted(eigenvalues, least, side="right"))
-    return Decomposition(eigenvalues, device.get(vectors[:, first:].T.copy()))
+    return Decomposition(eigenvalues, vectors[:, first:].T.copy())
 
 
 def gram_eigenvalues(factor: RidgeFactor, shift: float) -> NDArray[np.float64]:
@@ -207,46 +203,37 @@ def gram_ridge(rank: int, norm: float, gram_error: float, n_rows: float, tile_dt
     return _least_shift(rank, norm, gram_error, tile_dtype) / n_rows
 
 
-def _triangular(G: NDArray, whitening: Whitening | None, shift: float) -> tuple[Any, ...]:
+def _triangular(G: Any, root: Any | None, shift: float) -> tuple[Any, ...]:
     """M⁻¹ with M Mᵀ = G + shift·I, its product with the factor of W, and the effective dimension."""
-    M, bad = _inverse_factor(G, shift)
+    M, bad = panels.inverse_root(G, shift)
     if bad:
         raise RidgeTooSmall(f"the Gram matrix plus {shift:.3g} is not positive: pivot {bad} of {len(G)} failed.")
-    combined = panels.lower_product(M, whitening.inverse) if whitening else None
+    combined = None if root is None else panels.lower_product(M, root)
     return M, combined, None, [panels.trace_of_form(M, G)]
 
 
-def _inverse_factor(G: NDArray, shift: float) -> tuple[NDArray[np.float64], int]:
-    """M⁻¹ with M Mᵀ = G + shift·I, and 0 or the number of the first bad pivot."""
-    M = panels.lower(G)
-    M.flat[:: len(M) + 1] += shift
-    if bad := panels.cholesky(M):
-        return M, bad
-    panels.invert_lower(M)
-    return M, 0
-
-
-def _rotation(found: Decomposition, whitening: Whitening | None, shifts: list[float]) -> tuple[Any, ...]:
+def _rotation(found: Decomposition, root: Any | None, shifts: list[float]) -> tuple[Any, ...]:
     """Eigenvectors of G as rows, their product with the factor of W, the eigenvalues, and effective dimensions."""
     eigenvalues = np.maximum(found.eigenvalues, 0.0)
     dimensions = [float(np.sum(eigenvalues / (eigenvalues + shift))) for shift in shifts]
-    combined = panels.times(found.vectors, whitening.inverse) if whitening else None
+    combined = None if root is None else panels.times(found.vectors, root)
     return found.vectors, combined, eigenvalues, dimensions
 
 
-def _leading(found: Decomposition, whitening: Whitening) -> tuple[NDArray, NDArray, float]:
+def _leading(found: Decomposition, root: Any) -> tuple[NDArray, NDArray, float]:
     """Coordinates along the eigenvectors above the shift, as :class:`RidgeFactor` has them."""
     first = len(found.eigenvalues) - len(found.vectors)
     left = max(float(found.eigenvalues[first - 1]), 0.0) if first else 0.0
-    return panels.times(found.vectors, whitening.inverse), found.eigenvalues[first:], left
+    return home(root).get(panels.times(found.vectors, root)), found.eigenvalues[first:], left
 
 
 def subset_factor(W: NDArray[np.float64], shift: float) -> NDArray[np.float64]:
     """Lower triangular inverse of the Cholesky factor of W + shift·I, for scores among the landmarks alone."""
-    M, bad = _inverse_factor(W, shift)
+    device = current()
+    M, bad = panels.inverse_root(device.put(W), shift)
     if bad:
         raise RidgeTooSmall(f"the landmarks' kernel matrix plus {shift:.3g} is not positive: pivot {bad} failed.")
-    return M
+    return device.get(M)
 
 
 def _separate_error(rank: int, norm: float, gram_error: float, shift: float, tile_dtype: np.dtype) -> float:
@@ -284,15 +271,15 @@ def combining_error(rank: int, norm: float, shift: float, tile_dtype: np.dtype) 
     return float(np.sqrt(UNIT_ROUNDOFF[tile_dtype] * norm / (max(rank, 1) * shift)))
 
 
-def largest_eigenvalue(G: NDArray, iterations: int = 30) -> float:
+def largest_eigenvalue(G: Any, iterations: int = 30) -> float:
     """Largest eigenvalue of G (r, r), positive semi-definite, by power iteration from a fixed start."""
     if not len(G):
         return 0.0
-    vector = np.random.default_rng(0).standard_normal(len(G))
+    vector = home(G).put(np.random.default_rng(0).standard_normal(len(G)))
     value = 0.0
     for _ in range(iterations):
         vector = panels.times(G, vector)
-        value = float(np.linalg.norm(vector))
+        value = math.sqrt(float(vector @ vector))
         if value == 0.0:
             return 0.0
         vector /= value

@@ -1,6 +1,7 @@
 """The p × p algebra on all cores, in panels of a fixed size, each on one core: bits do not depend on their number.
 
-Matrices are C-contiguous and of float64. Small ones are left to LAPACK.
+Matrices are C-contiguous and of float64. Small ones are left to LAPACK, and those of another device to its own
+routines.
 """
 
 import math
@@ -13,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from daskrr.kernels.device import Accelerator, home
 from daskrr.numerics import blas
 
 T = TypeVar("T")
@@ -42,6 +44,17 @@ def mirrored(A: Matrix) -> Matrix:
     return full
 
 
+def symmetric(A: Matrix) -> Matrix:
+    """(A + Aᵀ)/2, for A (p, p)."""
+    mean = np.empty_like(A)
+
+    def fill(rows: slice) -> None:
+        mean[rows] = 0.5 * (A[rows] + A[:, rows].T)
+
+    side_by_side(fill, cut(0, len(A)))
+    return mean
+
+
 def lower(A: Matrix) -> Matrix:
     """Copy of the lower triangle of A (p, p), with zeros above."""
     full = np.zeros(A.shape)
@@ -55,11 +68,15 @@ def lower(A: Matrix) -> Matrix:
 
 def times(A: Matrix, B: Matrix) -> Matrix:
     """A B, for A (m, p) and B (p, …)."""
+    if not home(A).is_host:
+        return A @ B
     return np.concatenate([A[:0] @ B, *side_by_side(lambda rows: A[rows] @ B, cut(0, len(A)))])
 
 
 def lower_product(A: Matrix, B: Matrix) -> Matrix:
     """A B of two lower triangular matrices (p, p)."""
+    if not home(A).is_host:
+        return A @ B
     product = np.zeros(A.shape)
 
     def fill(rows: slice) -> None:
@@ -83,12 +100,30 @@ def gram(A: Matrix) -> Matrix:
 
 def trace_of_form(A: Matrix, G: Matrix) -> float:
     """tr(A G Aᵀ) of a lower triangular A and a symmetric G, both (p, p)."""
+    if not home(A).is_host:
+        return float(np.einsum("ij,ij->", A @ G, A))
 
     def add_up(rows: slice) -> float:
         some = A[rows, : rows.stop]
         return float(np.einsum("ij,ij->", some @ G[: rows.stop, : rows.stop], some))
 
     return math.fsum(side_by_side(add_up, cut(0, len(A), PRODUCT_ROWS)))
+
+
+def inverse_root(A: Matrix, shift: float = 0.0) -> tuple[Matrix, int]:
+    """L⁻¹ with L Lᵀ = A + shift·I, for a symmetric A (p, p), and 0; or something, and the first bad pivot's number."""
+    if isinstance(where := home(A), Accelerator):
+        shifted = A.copy()
+        shifted.reshape(-1)[:: len(A) + 1] += shift
+        if (found := where.inverse_root(shifted)) is not None:
+            return found, 0
+        A = where.get(A)  # which pivot it was, the processor tells
+    M = lower(A)
+    M.flat[:: len(M) + 1] += shift
+    bad = cholesky(M)
+    if not bad:
+        invert_lower(M)
+    return M, bad
 
 
 def cholesky(A: Matrix) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskrr.errors import KernelNotPositive
+from daskrr.kernels.device import current
 from daskrr.numerics import blas, panels
 
 UNIT_ROUNDOFF = {np.dtype(np.float64): 2.0**-53, np.dtype(np.float32): 2.0**-24}
@@ -101,9 +102,7 @@ def whiten(
     diagonal = np.diagonal(W).copy()
     kept = _positive_landmarks(W, diagonal)
     scale = np.sqrt(diagonal[kept])
-    unit = W if len(kept) == p else W[np.ix_(kept, kept)]
-    unit = unit / scale[:, None]
-    unit /= scale
+    unit = _scaled(W if len(kept) == p else W[np.ix_(kept, kept)], scale)
     np.fill_diagonal(unit, 1.0)
     shift = (8.0 if tile_dtype == np.float64 else 2.0) * p * error
     unit.flat[:: len(unit) + 1] += shift
@@ -114,6 +113,18 @@ def whiten(
         pivots, inverse = pivots[:-few], inverse[:-few, :-few].copy()
     inverse /= scale[pivots]
     return Whitening(kept[pivots], inverse, shift, error, smallest)
+
+
+def _scaled(W: NDArray, scale: NDArray) -> NDArray[np.float64]:
+    """W with rows and columns divided by ``scale``."""
+    found = np.empty(W.shape)
+
+    def fill(rows: slice) -> None:
+        np.divide(W[rows], scale[rows, None], out=found[rows])
+        found[rows] /= scale
+
+    panels.side_by_side(fill, panels.cut(0, len(W)))
+    return found
 
 
 def _inverse_root(unit: NDArray, shift: float, kept: NDArray) -> tuple[NDArray[np.intp], NDArray[np.float64], float]:
@@ -134,16 +145,16 @@ def _inverse_root(unit: NDArray, shift: float, kept: NDArray) -> tuple[NDArray[n
 
 
 def _without_pivots(unit: NDArray, least: float) -> tuple[NDArray[np.float64], float] | None:
-    """The same if all landmarks are kept in any order, which all cores find together; else None.
+    """The same if all landmarks are kept in any order, which all cores or a device find together; else None.
 
     What all others leave of landmark j is 1/(unit⁻¹)_jj, and no pivot of it is smaller.
     """
-    R = panels.lower(unit)
-    if panels.cholesky(R):
+    device = current()
+    R, bad = panels.inverse_root(device.put(unit))
+    if bad:
         return None
-    panels.invert_lower(R)
-    left = 1.0 / float(np.einsum("ij,ij->j", R, R).max())
-    return (R, left) if left > least else None
+    left = 1.0 / float(np.max(np.einsum("ij,ij->j", R, R)))
+    return (device.get(R), left) if left > least else None
 
 
 def _positive_landmarks(W: NDArray, diagonal: NDArray) -> NDArray[np.intp]:

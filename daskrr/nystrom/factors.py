@@ -13,9 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskrr.numerics.factorize import (
-    Decomposition,
     RidgeFactor,
-    decompose,
     gram_eigenvalues,
     ridge_factor,
     shift_of,
@@ -65,17 +63,11 @@ class LandmarkMatrix:
 
 @dataclass(frozen=True)
 class GramMatrix:
-    """The lower triangle of G, the height of its sum, and what else was summed or found of it, if anything."""
+    """The lower triangle of G, the height of its sum, and what else was summed, if anything."""
 
     G: NDArray[np.float64]
     height: int
     moments: Any = None
-    decomposition: Decomposition | None = None
-
-
-def decomposed(inputs: GramMatrix, *, least: float) -> GramMatrix:
-    """The same with its eigenvalues, and eigenvectors of those above ``least``."""
-    return replace(inputs, decomposition=decompose(inputs.G, least))
 
 
 @dataclass(frozen=True)
@@ -158,7 +150,7 @@ def add_ridge(
 ) -> tuple[Factors, Ridged]:
     """Factor G + n·λ·I for every ridge (Algorithm, step 4)."""
     error = sum_error(float(np.trace(inputs.G)), inputs.height)
-    ridge = ridge_factor(inputs.G, factors.whitening, n_rows, ridges, dtype, error, leading, inputs.decomposition)
+    ridge = ridge_factor(inputs.G, factors.whitening, n_rows, ridges, dtype, error, leading)
     subset = factors.subset
     if factors.kernel_matrix is not None:
         subset = tuple(subset_factor(factors.kernel_matrix, shift_of(n_rows, one)) for one in ridges)

@@ -13,7 +13,7 @@ from daskrr.errors import InvalidData, PoisonBlock
 from daskrr.kernels import Kernel
 from daskrr.kernels.device import current
 from daskrr.kernels.weighted import Weighted
-from daskrr.numerics import blas
+from daskrr.numerics import blas, panels
 from daskrr.numerics.factorize import check_resolution
 from daskrr.numerics.pass1 import Draw, GramPart, Totals
 from daskrr.numerics.reservoir import Reservoir
@@ -92,8 +92,7 @@ def landmark_inputs(
 
     For a regression with an intercept, also the kernel column in the middle of the landmarks.
     """
-    W = kernel(X, X)
-    W = 0.5 * (W + W.T)
+    W = panels.symmetric(kernel(X, X))
     np.fill_diagonal(W, kernel.diagonal(X))
     if not np.isfinite(W).all():
         raise InvalidData("the kernel of the landmarks is not finite: it overflows. Scale the features down.")

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from daskrr.errors import InvalidData, NotCertified
 from daskrr.kernels import Kernel, from_spec
 from daskrr.kernels.weighted import Weighted, unweighted
-from daskrr.numerics import panels
 from daskrr.numerics.bounds import Certainty
 from daskrr.numerics.factorize import residual_error, shift_of, shifted_eigenvalues
 from daskrr.numerics.pass1 import Draw
@@ -333,9 +332,11 @@ class NystromSketch:
         algebra, shift = self.algebra, self.shifts[0]
         find = partial(algebra.perform, partial(factors.eigenvalues, shift=shift))
         known = len(self.ridges) > 1 or self.certainty is not None
-        if where.device.gpu is not None and self.rank >= panels.SMALLEST and not known:
+        on_gpu = where.device.gpu is not None and not known
+        if on_gpu:
             find = partial(self._eigenvalues_on_workers, where, shift)
-        return begun(find, in_background=algebra.place == "scheduler")
+        elsewhere = algebra.place == "scheduler" or (on_gpu and algebra.place == "worker")
+        return begun(find, in_background=elsewhere)
 
     def _eigenvalues_on_workers(self, where: Executor, shift: float) -> NDArray[np.float64]:
         inverse = held(self.algebra, factors.ridge_inverse, where)

@@ -1,4 +1,4 @@
-"""The p × p algebra on the Dask scheduler, and where it runs when the scheduler may not do it.
+"""The p × p algebra on the Dask scheduler, and where it runs when the scheduler may not do it, or GPUs can.
 
 A scheduler plugin gathers one small matrix from the workers, factors it on a thread of its own with calls that
 release the GIL, and keeps the factors of each run. Tasks never carry factors: one task per run, ``fetch-factor``,
@@ -34,6 +34,7 @@ from distributed.system import MEMORY_LIMIT
 from daskrr import config
 from daskrr.errors import DaskrrError, SourceUnreachable
 from daskrr.numerics import blas
+from daskrr.runtime.devices import CPU, call_on
 from daskrr.runtime.executors import ClusterExecutor, Executor
 from daskrr.runtime.futures import PendingTask, Watch, reachable
 from daskrr.runtime.sealing import constant, seal, sealed_task, unseal
@@ -240,14 +241,14 @@ class InProcess:
 
     place = "this process"
 
-    def __init__(self, kept: Any = None) -> None:
-        self.kept, self.run = kept, uuid.uuid4().hex
+    def __init__(self, kept: Any = None, device: str = CPU) -> None:
+        self.kept, self.device, self.run = kept, device, uuid.uuid4().hex
         self.steps: dict[str, dict[str, Any]] = {}
 
     def perform(self, step: Step, handle: Any = None) -> Any:
         """Run the step here, on inputs that a cluster may have made."""
         inputs = handle.result() if isinstance(handle, distributed.Future) else handle
-        self.kept, summary, self.steps[_name(step)] = _perform(self.kept, step, inputs)
+        self.kept, summary, self.steps[_name(step)] = call_on(self.device, _perform, self.kept, step, inputs)
         return summary
 
     def payload(self, pick: Pick) -> Delayed:
@@ -260,7 +261,7 @@ class InProcess:
 
     def fork(self, run: str) -> "InProcess":
         """What is kept is never written to, so that it can be shared."""
-        return InProcess(self.kept)
+        return InProcess(self.kept, self.device)
 
 
 class OnScheduler:
@@ -344,7 +345,7 @@ def _free_later(client: "weakref.ref[distributed.Client]", run: str) -> None:
 
 @dataclass
 class OnWorker:
-    """Algebra as an ordinary task, where the scheduler may not do it."""
+    """Algebra as an ordinary task, where the scheduler may not do it, or the worker has a GPU for it."""
 
     executor: ClusterExecutor
     run: str
@@ -400,9 +401,14 @@ def _pick(pick: Pick, kept: Any) -> Any:
 
 
 def algebra(executor: Executor, run: str, scheduler_bytes: int) -> Algebra:
-    """Choose where the p × p algebra of ``run`` is done: the scheduler, else a worker; in process without a cluster."""
+    """Choose where the p × p algebra of ``run`` is done: the scheduler, else a worker; in process without a cluster.
+
+    Where workers compute on GPUs, one that has the matrix in its memory: it would take longer to move it than that.
+    """
     if not isinstance(executor, ClusterExecutor):
-        return InProcess()
+        return InProcess(device=executor.device.name)
+    if executor.device.gpu is not None:
+        return OnWorker(executor, run)
     client = executor.client
     refusal = _register(client)
     hello = _hello(client)

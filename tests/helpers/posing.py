@@ -148,6 +148,13 @@ class PosingDevice(Accelerator):
         B.inner[...] = np.nan  # what nobody may look at any more
         return product
 
+    def inverse_root(self, A: Elsewhere) -> Elsewhere | None:
+        L = np.tril(A.inner)
+        if blas.cholesky(L):
+            return None
+        blas.invert_lower(L)
+        return Elsewhere(L)
+
     def add_gram(self, B: Elsewhere, G: Elsewhere) -> None:
         with using(HOST):
             blas.add_gram(B.inner, G.inner)

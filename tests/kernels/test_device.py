@@ -4,6 +4,7 @@ import ctypes
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -209,13 +210,19 @@ class Library:
         turned = [one.T if turn.value else one for one, turn in zip(factors, (first, second), strict=True)]
         product = within(C, (m, n), ldc)
         product[...] = alpha._obj.value * turned[0] @ turned[1] + (beta._obj.value * product if beta._obj.value else 0)
-        return 13 if k.value == 1 else 0
+        return 13 if second.value and k.value == 1 else 0
 
     def cublasDsyrk_v2(self, handle, uplo, trans, p, m, alpha, B, ldb, beta, G, ldg):
-        assert [one.value for one in (uplo, trans, ldb, ldg)] == [1, 0, p.value, p.value]
-        rows, gram = at(B, (m.value, p.value)), at(G, (p.value, p.value))
-        gram[:] = beta._obj.value * gram + np.tril(alpha._obj.value * rows.T @ rows)
+        assert [one.value for one in (uplo, trans)] == [1, 0]
+        rows, gram = within(B, (p, m), ldb), within(G, (p, p), ldg)
+        gram[...] = beta._obj.value * gram + np.triu(alpha._obj.value * rows @ rows.T)
         return 13 if m.value == 1 else 0
+
+    def cublasDtrsm_v2(self, handle, side, uplo, trans, diagonal, m, n, alpha, A, lda, B, ldb):
+        assert [one.value for one in (side, uplo, trans, diagonal)] == [0, 1, 0, 0]
+        factor, right = np.triu(within(A, (m, m), lda)), within(B, (m, n), ldb)
+        right[...] = alpha._obj.value * np.linalg.solve(factor, right)
+        return 0
 
 
 def within(address, shape, lead):
@@ -270,6 +277,12 @@ class FullGpu(MemoryError):
     pass
 
 
+@contextmanager
+def errstate(linalg):
+    assert linalg == "raise"
+    yield
+
+
 @pytest.fixture
 def stub(monkeypatch):
     """A GPU, CuPy and cuBLAS as far as they are called."""
@@ -280,6 +293,8 @@ def stub(monkeypatch):
         empty=lambda shape, dtype: OnGpu(np.empty(shape, dtype)),
         zeros=lambda shape: OnGpu(np.zeros(shape)),
         tril=lambda array: OnGpu(np.tril(array.inner)),
+        eye=lambda size: OnGpu(np.eye(size)),
+        linalg=SimpleNamespace(cholesky=lambda array: OnGpu(np.linalg.cholesky(array.inner))),
         cuda=SimpleNamespace(
             Stream=Stream,
             memory=SimpleNamespace(OutOfMemoryError=FullGpu),
@@ -288,19 +303,23 @@ def stub(monkeypatch):
         ),
     )
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setitem(sys.modules, "cupyx", SimpleNamespace(empty_pinned=np.empty))
+    monkeypatch.setitem(sys.modules, "cupyx", SimpleNamespace(empty_pinned=np.empty, errstate=errstate))
     monkeypatch.setattr("daskrr.machine.gpu", lambda: Gpu("stub", 2**34))
     monkeypatch.setattr(cuda, "find_spec", lambda name: cupy)
     monkeypatch.setattr(cuda, "_cublas", lambda: library)
     return CudaDevice(), library
 
 
-@pytest.mark.parametrize(("most", "routine"), [(4, "syrk"), (5, "gemm")])
-@pytest.mark.parametrize("width", [2, 5, 256])
-def test_cuda__calls_cublas_in_the_stream_of_the_thread(width, most, routine, stub, monkeypatch):
+@pytest.mark.parametrize(("small", "routine"), [(1, "syrk"), (5, "gemm")])
+@pytest.mark.parametrize("panel", [1, 2, 256])
+@pytest.mark.parametrize("corner", [2, 3, 256])
+def test_cuda__calls_cublas_in_the_stream_of_the_thread(corner, panel, small, routine, stub, monkeypatch):
     device, library = stub
-    monkeypatch.setattr(cuda, "PANEL_COLUMNS", width)
-    monkeypatch.setattr(cuda, "MOST_PANEL_COLUMNS", most)
+    for name in ("CORNER_COLUMNS", "GRAM_CORNER_COLUMNS"):
+        monkeypatch.setattr(cuda, name, corner)
+    for name in ("PANEL_COLUMNS", "GRAM_PANEL_COLUMNS"):
+        monkeypatch.setattr(cuda, name, panel)
+    monkeypatch.setattr(cuda, "SMALL_GRAM_COLUMNS", small)
     rng = np.random.default_rng(4)
     B, A = rng.standard_normal((9, 5)), rng.standard_normal((5, 5))
     product = B @ np.tril(A).T
@@ -314,6 +333,16 @@ def test_cuda__calls_cublas_in_the_stream_of_the_thread(width, most, routine, st
         with pytest.raises(RuntimeError, match=f"cuBLAS {routine} failed with status 13"):
             blas.add_gram(device.put(B[:1]), gram)
     assert not STREAMS
+
+
+def test_cuda__finds_inverse_roots_or_that_there_is_none(stub):
+    device, _ = stub
+    A = np.random.default_rng(5).standard_normal((9, 5))
+    A = A.T @ A
+    with using(device):
+        found = device.get(device.inverse_root(device.put(A)))
+        assert device.inverse_root(device.put(-A)) is None
+    np.testing.assert_allclose(found, np.linalg.inv(np.linalg.cholesky(A)), rtol=1e-9, atol=1e-12)
 
 
 def test_cuda__brings_large_arrays_back_in_pages_that_stay(stub):
@@ -449,7 +478,7 @@ def test_grid__is_one_that_gpus_take(loop, extent):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [F8, F4], ids=str)
-@pytest.mark.parametrize("shape", [(1, 1), (33, 70), (1000, 257), (3000, 2049)])
+@pytest.mark.parametrize("shape", [(1, 1), (33, 70), (1000, 257), (3000, 2049), (5000, 4096)])
 def test_gpu__multiplies_sums_and_adds_up_as_the_processor_does(shape, dtype):
     rng, device = np.random.default_rng(3), cuda_device()
     B, A = rng.standard_normal(shape).astype(dtype), rng.standard_normal((shape[1], shape[1])).astype(dtype)

@@ -5,6 +5,7 @@ from contextvars import ContextVar
 from functools import partial
 
 import dask
+import distributed
 import numpy as np
 import pytest
 import zarr
@@ -15,9 +16,10 @@ from daskrr import exact
 from daskrr.apps import text
 from daskrr.errors import DoesNotFit, InvalidParameter, SourceUnreachable
 from daskrr.kernels import Function, Gaussian, Laplacian, Linear, Matern
-from daskrr.kernels.device import current
+from daskrr.kernels.device import current, home
 from daskrr.machine import Gpu
-from daskrr.nystrom import factors, sketch
+from daskrr.numerics import factorize
+from daskrr.nystrom import sketch
 from daskrr.regression.classifier import NystromKernelRidgeClassifier
 from daskrr.regression.cross_validation import NystromKernelRidgeCV
 from daskrr.regression.ridge import NystromKernelRidge
@@ -98,7 +100,7 @@ def test_tiles__stay_on_the_device_and_factors_are_brought_once(posing):
     ).estimate.compute()
     assert not [shape for shape in posing.fetched if len(shape) == 2 and shape[0] == posing.height]
     matrices = {shape: number for shape, number in posing.brought.items() if len(shape) == 2 and min(shape) > 20}
-    assert max(matrices.values()) == 2, "the factor of each pass"
+    assert max(matrices.values()) == 4, "the factor of each pass, and what the second is made of"
 
 
 def test_scores__agree_with_those_of_the_processor(device):
@@ -112,20 +114,19 @@ def test_scores__agree_with_those_of_the_processor(device):
 
 
 @pytest.mark.parametrize("ridge", [1e-2, [1e-1, 1e-3]])
-def test_eigenvectors__of_many_landmarks_are_found_on_the_device(ridge, device, monkeypatch):
-    monkeypatch.setattr("daskrr.numerics.panels.SMALLEST", 16)
-    places, find = [], factors.decompose
+def test_eigenvectors__are_found_on_the_device(ridge, device, monkeypatch):
+    places, find = [], factorize.decompose
 
-    def note(*given):
-        places.append(current().name)
-        return find(*given)
+    def note(G, least):
+        places.append(home(G).name)
+        return find(G, least)
 
-    monkeypatch.setattr(factors, "decompose", note)
+    monkeypatch.setattr(factorize, "decompose", note)
     given = {"certify": True, "random_state": 0, "progress": False}
     here, there = (
         daskrr.leverage_scores(rows(), Gaussian(1.0), ridge, 60, device=name, **given) for name in ("cpu", "cuda")
     )
-    assert places == ["cuda"]
+    assert places == ["cpu", "cuda"]
     for name in ("scores", "estimate", "lower", "upper"):
         np.testing.assert_allclose(getattr(there, name), getattr(here, name), rtol=1e-6, atol=1e-9)
     exactly = np.stack([exact.leverage_scores(rows(), Gaussian(1.0), one) for one in np.atleast_1d(ridge)], axis=-1)
@@ -134,8 +135,25 @@ def test_eigenvectors__of_many_landmarks_are_found_on_the_device(ridge, device, 
     assert np.all(exactly <= np.asarray(there.upper) + 1e-12)
 
 
-def test_eigenvalues__of_many_landmarks_are_found_on_the_device(device, monkeypatch):
+def test_algebra__is_done_by_a_worker_that_has_a_gpu(posing, monkeypatch):
     monkeypatch.setattr("daskrr.numerics.panels.SMALLEST", 16)
+    given = {"certify": True, "random_state": 0, "progress": False}
+    here = daskrr.leverage_scores(rows(), Gaussian(1.0), 1e-2, 60, device="cuda", **given)
+    brought = posing.brought.copy()
+    with (
+        distributed.LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None) as cluster,
+        distributed.Client(cluster),
+    ):
+        there = daskrr.leverage_scores(rows(), Gaussian(1.0), 1e-2, 60, device="cuda", **given)
+        assert there.summary["algebra"]["place"] == "worker"
+        assert here.summary["algebra"]["place"] == "this process"
+        np.testing.assert_array_equal(there.upper, here.upper)
+        np.testing.assert_allclose(there.eigenvalues, here.eigenvalues)
+    rank = here.sketch.rank
+    assert posing.brought[rank, rank] >= 2 * brought[rank, rank] > 2
+
+
+def test_eigenvalues__are_found_on_the_device(device, monkeypatch):
     places, find = [], sketch.shifted_eigenvalues
 
     def note(*given, **more):
@@ -375,7 +393,7 @@ def test_gpu__that_is_full_is_told_of():
     pool = cupy.get_default_memory_pool()
     devices._threads.cache_clear()  # those there are have memory already
     pool.free_all_blocks()
-    pool.set_limit(size=pool.used_bytes() + 2**20)
+    pool.set_limit(size=pool.total_bytes() + 2**20)
     try:
         with pytest.raises(DoesNotFit, match="ran out of memory"):
             daskrr.leverage_scores(rows(5000), Gaussian(1.0), 1e-2, 400, device="cuda", progress=False)

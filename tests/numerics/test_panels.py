@@ -2,7 +2,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from posing import PosingDevice
 
+from daskrr.kernels.cuda import cuda_device
+from daskrr.kernels.device import HOST, using
 from daskrr.numerics import blas, panels
 
 SIZES = [1, 63, 300, 1024, 1301]
@@ -51,6 +54,31 @@ def test_products__are_those_of_numpy(p):
     assert panels.times(A[:0], G).shape == (0, p)
     np.testing.assert_array_equal(panels.mirrored(np.where(np.tri(p, dtype=bool), G, np.nan)), blas.mirror_lower(G))
     assert panels.trace_of_form(A, G) == pytest.approx(np.trace(A @ G @ A.T), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["host", "posing", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("p", [1, 7, 300, 1100])
+def test_inverse_root__and_products_are_found_where_the_matrix_is(kind, p):
+    A = positive(p)
+    device = {"host": lambda: HOST, "posing": PosingDevice, "cuda": cuda_device}[kind]()
+    with using(device):
+        there = device.put(A)
+        M, bad = panels.inverse_root(there, 0.5)
+        products = device.get(panels.lower_product(M, M)), device.get(panels.times(there, M))
+        trace, inverse = panels.trace_of_form(M, there), device.get(M)
+        assert bad == 0
+        assert panels.inverse_root(device.put(A - 2 * np.linalg.norm(A) * np.eye(p)))[1] == 1
+    np.testing.assert_array_equal(np.triu(inverse, 1), 0.0)
+    np.testing.assert_allclose(inverse @ (A + 0.5 * np.eye(p)) @ inverse.T, np.eye(p), atol=1e-9)
+    np.testing.assert_allclose(products[0], inverse @ inverse, atol=1e-9 * np.abs(inverse).max() ** 2)
+    np.testing.assert_allclose(products[1], A @ inverse, atol=1e-9 * np.abs(A).max() * np.abs(inverse).max())
+    np.testing.assert_allclose(trace, np.trace(inverse @ A @ inverse.T), rtol=1e-9)
+    np.testing.assert_array_equal(device.get(there) if kind != "host" else A, positive(p))
+
+
+def test_symmetric__is_the_mean_with_the_transpose():
+    A = np.random.default_rng(0).standard_normal((600, 600))
+    np.testing.assert_array_equal(panels.symmetric(A), 0.5 * (A + A.T))
 
 
 def test_bits__do_not_depend_on_the_number_of_cores(monkeypatch):
