@@ -217,7 +217,7 @@ DEFECTS = (
     ),
     Defect(
         "the next piece of another place read ahead",
-        "storage/zarr_input.py",
+        "storage/pieces.py",
         "            self._coming[stop, then] = _READERS.submit(read, stop, then)",
         "            self._coming[stop, then] = _READERS.submit(read, start, start + then - stop)",
         ("runtime/test_rows.py",),

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ SHARE_OF_TILES = 0.5
 BLOCKS_AT_ONCE = 12
 TILES_OF_A_THREAD = 4
 
-# What is copied from a GPU at a time; smaller arrays as they are.
-PINNED_BYTES = 2**23
+# What is copied to and from a GPU at a time, and how many such copies a thread has under way.
+PINNED_BYTES, COPIES_AT_ONCE = 2**23, 3
 
 # Triangles are cut into corners of so many columns, what is beside a corner is one plain product, and a corner is made
 # of such products by panels. That of a Gram matrix is as fast by cuBLAS's own routine, unless it is small.
@@ -45,6 +46,9 @@ GRAM_CORNER_COLUMNS, SMALL_GRAM_COLUMNS, GRAM_PANEL_COLUMNS = 2048, 1024, 256
 _UPPER, _AS_IT_IS, _TRANSPOSED, _LEFT, _NOT_UNIT = 1, 0, 1, 0, 0
 _SCALAR = {"d": ctypes.c_double, "f": ctypes.c_float}
 _PREFIX = {"d": "D", "f": "S"}
+# What its routines are given: integers, and addresses of numbers and arrays.
+_KINDS = {"i": ctypes.c_int, "p": ctypes.c_void_p}
+_GIVEN = {"gemm": "iiiiippipippi", "syrk": "iiiippippi", "trsm": "iiiiiippipi"}
 
 
 def tile_rows(n_columns: int, memory: int) -> int:
@@ -81,6 +85,7 @@ class CudaDevice(Accelerator):
         """
         if not hasattr(self._threads, "stream"):
             self._threads.stream = self._cupy.cuda.Stream(non_blocking=True)
+        self._threads.handle = None
         try:
             with self._threads.stream:
                 yield
@@ -103,10 +108,30 @@ class CudaDevice(Accelerator):
         return self._cupy.zeros(shape)
 
     def put(self, array: NDArray) -> Any:
-        """The array on the GPU; the copy is made while the thread goes on."""
+        """The array on the GPU; the copy is made while the thread goes on.
+
+        By way of pages of the thread, since CuPy would ask for new ones, for which all that the GPU does is waited for.
+        """
         if not array.dtype.isnative or array.dtype.itemsize > 8:  # CuPy knows none of these
             array = array.astype(np.float64)
-        return self._cupy.asarray(array)
+        found = self._cupy.empty(array.shape, array.dtype)
+        source, target = np.asarray(array, order="C").reshape(-1), found.reshape(-1)
+        for part in _parts(source):
+            pages, copied = next(self._pages)
+            copied.synchronize()
+            pinned = pages.view(array.dtype)[: part.stop - part.start]
+            pinned[...] = source[part]
+            target[part].data.copy_from_host_async(pinned.ctypes.data, pinned.nbytes)
+            copied.record()
+        return found
+
+    @property
+    def _pages(self) -> Iterator[tuple[NDArray, Any]]:
+        """Pages of the thread that stay where they are, in turn, with an event after the last copy from them."""
+        if not hasattr(self._threads, "pages"):
+            pages = [self._cupyx.empty_pinned(PINNED_BYTES, np.uint8) for _ in range(COPIES_AT_ONCE)]
+            self._threads.pages = cycle([(one, self._cupy.cuda.Event(disable_timing=True)) for one in pages])
+        return self._threads.pages
 
     def keep(self, constant: NDArray) -> Any:
         """The array on the GPU, which other threads may use as well when this returns."""
@@ -120,16 +145,16 @@ class CudaDevice(Accelerator):
     def get(self, array: Any) -> NDArray:
         """The array in the memory of NumPy, where it is complete.
 
-        A large one by way of pages that stay where they are, which the GPU writes to ten times as fast.
+        By way of pages that stay where they are, which the GPU writes to ten times as fast.
         """
-        if array.nbytes <= PINNED_BYTES or not array.flags.c_contiguous:
+        if not array.flags.c_contiguous:
             return array.get()
-        if not hasattr(self._threads, "pinned"):
-            self._threads.pinned = self._cupyx.empty_pinned(PINNED_BYTES, np.uint8)
-        found, step = np.empty(array.shape, array.dtype), PINNED_BYTES // array.dtype.itemsize
-        source, target, pinned = array.reshape(-1), found.reshape(-1), self._threads.pinned.view(array.dtype)
-        for part in (slice(start, min(start + step, array.size)) for start in range(0, array.size, step)):
-            target[part] = source[part].get(out=pinned[: part.stop - part.start])
+        found = np.empty(array.shape, array.dtype)
+        source, target = array.reshape(-1), found.reshape(-1)
+        for part in _parts(target):
+            pages, copied = next(self._pages)
+            copied.synchronize()
+            target[part] = source[part].get(out=pages.view(array.dtype)[: part.stop - part.start])
         return found
 
     def run(self, loop: Loop, arrays: Sequence[Any], sizes: Sequence[int]) -> None:
@@ -206,28 +231,37 @@ class CudaDevice(Accelerator):
         self._call("gemm", C.dtype, first, second, *sizes, 1.0, A, width, B, width, kept, C, width)
 
     def _call(self, name: str, dtype: np.dtype, *arguments: Any) -> None:
-        """Call a routine of cuBLAS: ints are integers, floats scalars of ``dtype``, arrays their addresses."""
-        cuda = self._cupy.cuda
-        # Each thread has one, and with the first of them CuPy loads the library. CuPy's own calls go to the stream of
-        # the thread, and so shall these.
-        handle, library = ctypes.c_void_p(cuda.device.get_cublas_handle()), _cublas()
-        stream = ctypes.c_void_p(cuda.get_current_stream().ptr)
-        kept = [self._argument(one, dtype) for one in arguments]
-        routine = getattr(library, f"cublas{_PREFIX[dtype.char]}{name}_v2")
-        status = library.cublasSetStream_v2(handle, stream) or routine(handle, *kept)
-        if status:
+        """Call a routine of cuBLAS: ints are integers, floats scalars of ``dtype``, arrays their addresses.
+
+        There are dozens of calls for a tile, which the threads of a process take turns at making.
+        """
+        kind = dtype.char
+        given = [
+            one if isinstance(one, int) else _address(one, kind) if isinstance(one, float) else one.data.ptr
+            for one in arguments
+        ]
+        if status := _routine(name, kind)(self._handle, *given):
             raise RuntimeError(f"cuBLAS {name} failed with status {status}")
 
-    def _argument(self, argument: Any, dtype: np.dtype) -> Any:
-        if isinstance(argument, int):
-            return ctypes.c_int(argument)
-        if isinstance(argument, float):
-            return ctypes.byref(_SCALAR[dtype.char](argument))
-        return ctypes.c_void_p(argument.data.ptr)
+    @property
+    def _handle(self) -> int:
+        """That of the thread, for its stream; with the first of them CuPy loads the library."""
+        if self._threads.handle is None:
+            handle = self._cupy.cuda.device.get_cublas_handle()
+            stream = ctypes.c_void_p(self._threads.stream.ptr)
+            if status := _cublas().cublasSetStream_v2(ctypes.c_void_p(handle), stream):
+                raise RuntimeError(f"cuBLAS takes no stream: status {status}")
+            self._threads.handle = handle
+        return self._threads.handle
+
+
+def _parts(array: NDArray) -> Iterator[slice]:
+    """Parts of a vector that are copied at a time."""
+    return (slice(*ends) for ends in _cut(0, len(array), PINNED_BYTES // array.dtype.itemsize))
 
 
 def _cut(begin: int, end: int, n_columns: int) -> Iterator[tuple[int, int]]:
-    """First columns of parts, and those after the last."""
+    """First columns, or whatever is cut, of parts, and those after the last."""
     return ((first, min(first + n_columns, end)) for first in range(begin, end, n_columns))
 
 
@@ -240,6 +274,21 @@ def _kernel(device: CudaDevice, loop: Loop) -> Any:
         if loop not in _LOADED:
             _LOADED[loop] = device.load(loop)
         return _LOADED[loop]
+
+
+@cache
+def _routine(name: str, kind: str) -> Any:
+    routine = getattr(_cublas(), f"cublas{_PREFIX[kind]}{name}_v2")
+    routine.argtypes = [ctypes.c_void_p, *(_KINDS[one] for one in _GIVEN[name])]
+    return routine
+
+
+_NUMBERS: dict[tuple[float, str], Any] = {}
+
+
+def _address(number: float, kind: str) -> int:
+    """Of a number that stays where it is."""
+    return ctypes.addressof(_NUMBERS.setdefault((number, kind), _SCALAR[kind](number)))
 
 
 @cache

@@ -121,14 +121,19 @@ class _MatrixProduct:
         self._growth = 4.0 + 0.5 * math.sqrt(n_features)
 
     def fill(self, X: Array, out: Array) -> None:
+        if not len(X):
+            return
         lifted, squares = self._lift(X, out.dtype)
         np.matmul(lifted, here(self._landmarks), out=out)
-        ratio = (squares + self._largest) * (self._growth / (2 * _TOLERANCE))
         # Rows that overflowed to NaN count as well.
-        if np.any(~(ratio <= self._kernel._harmless)):
-            self._differences.finish(X, -self._bounds(ratio, out.dtype), out)
-        else:
+        if self._ratio(float(np.max(squares))) <= self._kernel._harmless:
             compiled.sweep(self._kernel._profile, out)
+        else:
+            self._differences.finish(X, -self._bounds(self._ratio(squares), out.dtype), out)
+
+    def _ratio(self, squares: Any) -> Any:
+        """Of the error of eta to the tolerance, for rows of such squared norms."""
+        return (squares + self._largest) * (self._growth / (2 * _TOLERANCE))
 
     def _lift(self, X: Array, dtype: np.dtype[Any]) -> tuple[Array, Array]:
         """Centre and scale rows, and append the two features that complete the square.

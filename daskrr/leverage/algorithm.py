@@ -14,7 +14,6 @@ import numpy as np
 
 from daskrr.errors import CheckFailed
 from daskrr.kernels.weighted import Weighted
-from daskrr.leverage.plan import Workers, check_fits
 from daskrr.leverage.problem import Problem
 from daskrr.leverage.result import LeverageResult
 from daskrr.leverage.summary import round_record, summary_of_round, verdict
@@ -95,7 +94,7 @@ def compute(
 
     Given landmarks may go on from the sums of an earlier run over fewer rows, whose ``round`` they keep.
     """
-    check_fits(problem.plan, Workers.of(problem.executor))
+    problem.begin()
     problem = _checked(problem)
     for line in problem.notes:
         log.warning(line)

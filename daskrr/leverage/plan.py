@@ -22,7 +22,7 @@ from daskrr.runtime.map_blocks import spans_of
 from daskrr.runtime.rows import JoinedRows, Rows, ZarrRows
 from daskrr.runtime.tree import FAN_IN, Span
 from daskrr.runtime.workers import IDLE_METRIC
-from daskrr.storage.zarr_input import ahead_bytes
+from daskrr.storage.pieces import ahead_bytes
 
 # What a process keeps between its arrays, since they differ in size.
 KEPT_BYTES = 48 * 2**20
@@ -354,6 +354,12 @@ def check_fits(plan: Plan, workers: Workers) -> None:
             f"(peak {plan.worker_bytes / 2**20:.0f} MiB), and worker {address} has {limit / 2**20:.0f} MiB. Give "
             "workers more memory or fewer threads, or use fewer landmarks or smaller input chunks."
         )
+
+
+def spare_bytes(plan: Plan, workers: Workers) -> int:
+    """What every worker has room for besides, as far as memory limits tell."""
+    limits = [limit for limit in workers.limits.values() if limit]
+    return max(0, int(USABLE_SHARE * min(limits)) - plan.worker_bytes) if limits else 0
 
 
 def measure_matmul(dtype: str, size: int = 768) -> float:

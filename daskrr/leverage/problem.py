@@ -13,7 +13,7 @@ from daskrr.errors import InvalidParameter, check_positive
 from daskrr.kernels import Kernel, as_kernel
 from daskrr.kernels.weighted import Weighted, unweighted
 from daskrr.leverage.pilot import pilot
-from daskrr.leverage.plan import Plan, Workers, make_plan
+from daskrr.leverage.plan import Plan, Workers, check_fits, make_plan, spare_bytes
 from daskrr.nystrom.audit import PROBE_ROWS
 from daskrr.nystrom.first_pass import Settings
 from daskrr.nystrom.landmarks import check_seed
@@ -121,6 +121,20 @@ class Problem:
             "landmarks": self.settings.n_landmarks,
             "tolerance": None if self.tolerance is None else self.tolerance.relative,
         }
+
+    def begin(self) -> None:
+        """Refuse a plan that does not fit the workers; those with a GPU, which wait for rows, keep what they decode.
+
+        Raises
+        ------
+        DoesNotFit
+            With the bytes needed and what to change.
+        """
+        workers = Workers.of(self.executor)
+        check_fits(self.plan, workers)
+        spare = spare_bytes(self.plan, workers)
+        if self.executor.device.gpu is not None and self.rows.is_stored and spare:
+            self.executor.keep_pieces(spare)
 
     def afresh(self, seed: int | None = None) -> "Problem":
         """The same problem for one more run, on the workers that there are now, whose draws begin with ``seed``."""

@@ -92,7 +92,7 @@ def landmark_inputs(
 
     For a regression with an intercept, also the kernel column in the middle of the landmarks.
     """
-    W = panels.symmetric(kernel(X, X))
+    W = panels.symmetric(_kernel_matrix(kernel, X))
     np.fill_diagonal(W, kernel.diagonal(X))
     if not np.isfinite(W).all():
         raise InvalidData("the kernel of the landmarks is not finite: it overflows. Scale the features down.")
@@ -106,6 +106,17 @@ def landmark_inputs(
         penalty=penalty,
         middle=_middle_column(kernel, X, W) if intercept else None,
     )
+
+
+def _kernel_matrix(kernel: Kernel, X: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of all pairs of rows, on all cores."""
+    W = np.empty((len(X), len(X)))
+
+    def fill(rows: slice) -> None:
+        W[rows] = kernel(X[rows], X)
+
+    panels.side_by_side(fill, panels.cut(0, len(X)))
+    return W
 
 
 def _middle_column(kernel: Kernel, X: NDArray[np.float64], W: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -13,7 +13,6 @@ from sklearn.utils.validation import validate_data
 
 from daskrr.errors import InvalidData
 from daskrr.kernels import Gaussian, Kernel, as_kernel
-from daskrr.leverage.plan import Workers, check_fits
 from daskrr.leverage.problem import Problem, state_problem
 from daskrr.nystrom.factors import whitener
 from daskrr.nystrom.row_weights import is_lazy
@@ -184,7 +183,7 @@ def given_kernel(kernel: Any, n_rows: int) -> Kernel:
 
 def started(problem: Problem, report: Any) -> Run:
     """A run whose plan fits the workers."""
-    check_fits(problem.plan, Workers.of(problem.executor))
+    problem.begin()
     for line in problem.notes:
         log.warning(line)
     note(**problem.facts)

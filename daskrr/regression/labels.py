@@ -28,6 +28,7 @@ from daskrr.runtime.rows import (
     pieces,
 )
 from daskrr.runtime.sealing import seal, sealed_task
+from daskrr.storage.pieces import KeptPieces
 
 BALANCED = "balanced"
 
@@ -208,9 +209,9 @@ class LookupBlock(MadeBlock):
         """Some of them."""
         return LookupBlock(self.lookup, tuple(narrowed(one, first, last) for one in self.sources))
 
-    def remembering(self, ahead: bool) -> "LookupBlock":
+    def remembering(self, ahead: bool, kept: KeptPieces | None = None) -> "LookupBlock":
         """The same for one task."""
-        return LookupBlock(self.lookup, tuple(for_one_task(one, ahead) for one in self.sources))
+        return LookupBlock(self.lookup, tuple(for_one_task(one, ahead, kept) for one in self.sources))
 
 
 def _looked_up(lookup: Lookup, *sources: Any) -> NDArray[np.float64]:

@@ -25,6 +25,7 @@ from daskrr.runtime.futures import GOES_ON, Flights, PendingTask, Watch, check_c
 from daskrr.runtime.rows import Rows
 from daskrr.runtime.sealing import Graph, call_unsealed, constant, seal
 from daskrr.runtime.workers import ask, describe, facts
+from daskrr.storage.pieces import KeptPieces
 
 # Tasks are handed out in about so many messages for all that may be in flight, which are no fewer than this, and no
 # fewer than that where rows are sent with them.
@@ -57,6 +58,7 @@ class Executor(Protocol):
 
     workers: dict[str, Any]
     device: Choice
+    kept_pieces: Any
 
     @property
     def n_threads(self) -> int:
@@ -92,6 +94,9 @@ class Executor(Protocol):
     def hold(self, shared: Any) -> Any:
         """What all tasks of a pass share (a task, a handle or a value), ready as an argument of each."""
 
+    def keep_pieces(self, most_bytes: int) -> None:
+        """Have every worker keep what it decodes of the input, up to so many bytes, while this is in use."""
+
     def check(self, rows: Rows) -> None:
         """Raise unless every worker can read ``rows``; note in ``workers`` what they are."""
 
@@ -103,6 +108,7 @@ class LocalExecutor:
         self.n_threads = cpu_count() if device.gpu is None else TASKS_AT_ONCE
         self.device = device
         self.workers: dict[str, Any] = {}
+        self.kept_pieces: Any = None
 
     def window(
         self, tasks: Iterable[Delayed], spans: Iterable[S], *, spare: bool = False, light: bool = False
@@ -155,6 +161,10 @@ class LocalExecutor:
         """Nothing to do: it is in this process already."""
         return shared if isinstance(shared, Delayed) else constant(shared, f"shared-{uuid.uuid4().hex}")
 
+    def keep_pieces(self, most_bytes: int) -> None:
+        """Keep it here."""
+        self.kept_pieces = self.hold(KeptPieces(most_bytes))
+
     def check(self, rows: Rows) -> None:
         """This process has opened the rows already."""
         self.workers = describe([facts(self.device.name)], self.device.name)
@@ -170,6 +180,7 @@ class ClusterExecutor:
     def __init__(self, client: distributed.Client, run: str, device: Choice = PROCESSOR) -> None:
         self.client, self.run, self.watch, self.device = client, run, Watch(client), device
         self.workers: dict[str, Any] = {}
+        self.kept_pieces: Any = None
         self._counter = itertools.count()
         self._checked: Rows | None = None
         self._flying: set[PendingTask] = set()
@@ -304,6 +315,10 @@ class ClusterExecutor:
             found = self._verdict(flight)
             if isinstance(found, PoisonBlock):
                 raise found
+
+    def keep_pieces(self, most_bytes: int) -> None:
+        """Give every worker an object that keeps it, and goes when this does."""
+        self.kept_pieces = self.hold(KeptPieces(most_bytes))
 
     def check(self, rows: Rows) -> None:
         """Open the input once on every worker, and compare versions, before any long work.

@@ -37,6 +37,7 @@ from daskrr.runtime.tree import (
     sum_node,
 )
 from daskrr.storage.journal import Journal
+from daskrr.storage.pieces import KeptPieces
 
 # Small results come to this process so many spans at a time: all of them together would be a load on the workers.
 FETCHED_TOGETHER = 64
@@ -168,14 +169,14 @@ class BlockMap:
     def _tasks(self, reduce: Reduce) -> Iterator[Delayed]:
         """One per span; its rows are read anew, so that no key of a lazy array is shared with another reading."""
         rows = [one.anew(f"{self.key}-{number}") for number, one in enumerate(self.rows)]
-        device = self.run.executor.device.name
+        device, kept = self.run.executor.device.name, self.run.executor.kept_pieces
         work = seal(partial(_walk, device, self.function, reduce, len(self.shared), len(rows)))
         for position, span in enumerate(self.spans):
             sources = [one.source(span.start, span.stop) for one in rows]
             given = (*self.shared, *sources, *(items[position] for items in self.each))
             place = (span.index, span.start, span.stop, span.height)
             # "span" keeps it from the keys of :meth:`Executor.apply`, which are numbered too.
-            yield call_unsealed(f"{self.key}-span-{span.index}", work, place, *given)
+            yield call_unsealed(f"{self.key}-span-{span.index}", work, place, kept, *given)
 
     def only(self, spans: Sequence[Span]) -> "BlockMap":
         """The same on some of the spans."""
@@ -276,6 +277,7 @@ def _walk(
     n_shared: int,
     n_rows: int,
     place: Sequence[int],
+    kept: KeptPieces | None,
     *given: Any,
 ) -> Any:
     """What ``reduce`` makes of the function's results on the blocks of a span, on a worker."""
@@ -290,7 +292,7 @@ def _walk(
             first = block.start - span.start
             parts = [narrowed(one, first, first + block.n_rows) for one in sources] if span.n_blocks > 1 else sources
             if device != CPU:  # its blocks are read side by side, each for itself
-                parts = [for_one_task(one, ahead=False) for one in parts]
+                parts = [for_one_task(one, ahead=False, kept=kept) for one in parts]
             items = (*parts[:1], block.start, *parts[1:], *(one[number] for one in each))
             yield partial(_for_rows, block, function, *shared, *items)
 

@@ -27,6 +27,7 @@ from daskrr.errors import InvalidData, InvalidParameter, SourceUnreachable
 from daskrr.runtime.inputs import as_array, readable
 from daskrr.runtime.lazy_tables import lazy_table
 from daskrr.runtime.sealing import seal, sealed_task, unseal
+from daskrr.storage.pieces import KeptPieces
 from daskrr.storage.retry import patiently
 from daskrr.storage.urls import locate, redact
 from daskrr.storage.zarr_input import (
@@ -358,9 +359,9 @@ class JoinedBlock(MadeBlock):
         """Some of them."""
         return JoinedBlock(narrowed(self.rows, first, last), narrowed(self.column, first, last), self.scale)
 
-    def remembering(self, ahead: bool) -> "JoinedBlock":
+    def remembering(self, ahead: bool, kept: KeptPieces | None = None) -> "JoinedBlock":
         """Both for one task."""
-        return JoinedBlock(for_one_task(self.rows, ahead), for_one_task(self.column, ahead), self.scale)
+        return JoinedBlock(for_one_task(self.rows, ahead, kept), for_one_task(self.column, ahead, kept), self.scale)
 
 
 def _joined(rows: Any, column: Any, scale: float) -> NDArray[np.float64]:
@@ -372,13 +373,14 @@ def opened(source: Any) -> Any:
     return unseal(source) if isinstance(source, bytes) else source
 
 
-def for_one_task(source: Any, ahead: bool = True) -> Any:
+def for_one_task(source: Any, ahead: bool = True, kept: KeptPieces | None = None) -> Any:
     """The same, with a memory of what was read last where that helps to read several parts of it.
 
-    What comes next is read meanwhile, unless others of the task are under way and keep the device busy.
+    What comes next is read meanwhile, unless others of the task are under way and keep the device busy. What other
+    tasks of the process have ``kept`` is not read again.
     """
     rows = opened(source)
-    return rows.remembering(ahead) if hasattr(rows, "remembering") else rows
+    return rows.remembering(ahead, kept) if hasattr(rows, "remembering") else rows
 
 
 def pieces(source: Any) -> Iterable[NDArray]:

@@ -9,7 +9,6 @@ import operator
 import pickle
 import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +23,7 @@ from zarr.storage._common import make_store_path  # not public; tests hold it
 
 from daskrr.errors import DaskrrError, InvalidData, MissingChunks, SourceUnreachable, UnreadableData
 from daskrr.storage.chunk_files import ChunkFiles
+from daskrr.storage.pieces import KeptPieces, TaskReads
 from daskrr.storage.retry import patiently
 from daskrr.storage.trust import INPUTS, MOST_BYTES, check_metadata, parse_json
 from daskrr.storage.urls import excerpt, redact
@@ -31,10 +31,6 @@ from daskrr.storage.zarr_arrays import zarr_store
 
 # A decoded piece is one chunk, or as many small ones as fit in this.
 PIECE_BYTES = 16 * 2**20
-
-# While a task computes, it has no larger piece than this read for it.
-AHEAD_BYTES = 32 * 2**20
-_READERS = ThreadPoolExecutor(thread_name_prefix="daskrr-read-ahead")
 
 # A shard is read whole up to this size; beyond it, by its inner chunks.
 SHARD_BYTES = 64 * 2**20
@@ -239,34 +235,6 @@ def _stored_places(array: zarr.Array, counts: tuple[int, ...]) -> set[tuple[int,
     return places
 
 
-def ahead_bytes(n_bytes: int) -> int:
-    """What is in memory of a piece of so many bytes that is read while a task computes: as stored, and decoded."""
-    return 2 * n_bytes if n_bytes <= AHEAD_BYTES else 0
-
-
-@dataclasses.dataclass
-class TaskReads:
-    """What one task reads, up to row ``stop``: the chunk that it decoded last, and the piece that it will need next.
-
-    The blocks of a task may have parts of one chunk. The next piece is read while the task computes, since a store may
-    take as long to answer.
-    """
-
-    stop: int
-    last_start: int = -1
-    last_chunk: NDArray = dataclasses.field(default_factory=lambda: np.empty(0))
-    _coming: dict[tuple[int, int], Future[NDArray]] = dataclasses.field(default_factory=dict)
-
-    def read(self, read: Callable[[int, int], NDArray], start: int, stop: int, then: int) -> NDArray:
-        """The rows from ``start`` to ``stop``; those from there to ``then`` are likely to be next."""
-        coming = self._coming.pop((start, stop), None)
-        rows = read(start, stop) if coming is None else coming.result()
-        self._coming.clear()
-        if stop < min(then, self.stop) and (then - stop) * rows[:1].nbytes <= AHEAD_BYTES:
-            self._coming[stop, then] = _READERS.submit(read, stop, then)
-        return rows
-
-
 @dataclasses.dataclass(frozen=True)
 class ZarrBlock:
     """Rows ``start`` to ``stop`` of a Zarr array, decoded a few chunks at a time."""
@@ -277,6 +245,7 @@ class ZarrBlock:
     unit_rows: int
     refuse_missing: bool
     of_task: TaskReads | None = dataclasses.field(default=None, compare=False, repr=False)
+    kept: KeptPieces | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def __iter__(self) -> Iterator[NDArray]:
         step = piece_rows(self.array, self.unit_rows)
@@ -292,12 +261,13 @@ class ZarrBlock:
         """Some of its rows, numbered from its first."""
         return dataclasses.replace(self, start=self.start + first, stop=self.start + last)
 
-    def remembering(self, ahead: bool) -> "ZarrBlock":
+    def remembering(self, ahead: bool, kept: KeptPieces | None = None) -> "ZarrBlock":
         """The same for one task: what one part of it has decoded, the next need not; what comes next is read ahead.
 
         The task has that for itself, since others may read the same block at the same time, and no longer than it runs.
+        What is ``kept`` is for all tasks.
         """
-        return dataclasses.replace(self, of_task=TaskReads(self.stop if ahead else self.start))
+        return dataclasses.replace(self, of_task=TaskReads(self.stop if ahead else self.start), kept=kept or self.kept)
 
     @functools.cached_property
     def _files(self) -> ChunkFiles | None:
@@ -319,6 +289,13 @@ class ZarrBlock:
         return self._decode(start, stop) if self.of_task is None else self.of_task.read(self._decode, start, stop, then)
 
     def _decode(self, start: int, stop: int) -> NDArray:
+        """Rows; pieces as whole as all who read them have them are kept, if any are."""
+        is_whole = stop - start == piece_rows(self.array, self.unit_rows) or stop == self.array.shape[0]
+        if self.kept is None or not is_whole:
+            return self._decode_anew(start, stop)
+        return self.kept.read((str(self.array.store_path), start, stop), self._decode_anew)
+
+    def _decode_anew(self, start: int, stop: int) -> NDArray:
         what = f"read rows {start}–{stop - 1} of {redact(str(self.array.store_path))}"
         try:
             return patiently(lambda: self._read_once(start, stop), what)

@@ -1,6 +1,7 @@
 """All that is computed of blocks, on a device whose arrays are not NumPy's."""
 
 import threading
+from collections import Counter
 from contextvars import ContextVar
 from functools import partial
 
@@ -25,6 +26,8 @@ from daskrr.regression.cross_validation import NystromKernelRidgeCV
 from daskrr.regression.ridge import NystromKernelRidge
 from daskrr.runtime import devices
 from daskrr.runtime.devices import BLOCKS_OF_A_TASK, Choice, choose, in_order
+from daskrr.storage import zarr_input
+from daskrr.storage.zarr_input import ZarrBlock
 
 GPU = Gpu("posing", 2**33)
 
@@ -151,6 +154,34 @@ def test_algebra__is_done_by_a_worker_that_has_a_gpu(posing, monkeypatch):
         np.testing.assert_allclose(there.eigenvalues, here.eigenvalues)
     rank = here.sketch.rank
     assert posing.brought[rank, rank] >= 2 * brought[rank, rank] > 2
+
+
+@pytest.mark.parametrize(("limit", "times"), [("4 GiB", 1), (0, 3)], ids=["room for all", "unknown"])
+def test_rows__are_decoded_once_where_there_is_room_for_them(limit, times, posing, tmp_path, monkeypatch):
+    array = zarr.create_array(f"{tmp_path}/points.zarr", shape=(700, 3), chunks=(50, 3), dtype="f8")
+    array[:] = rows()
+    monkeypatch.setattr(zarr_input, "PIECE_BYTES", 1200)
+    given = {
+        "kernel": Gaussian(1.0), "ridge": 1e-2, "landmarks": 60, "sampling": "uniform", "random_state": 0,
+        "device": "cuda", "progress": False,
+    }  # fmt: skip
+    decode, decoded = ZarrBlock._read_once, Counter()
+
+    def note(block, start, stop):
+        decoded[start, stop] += 1
+        return decode(block, start, stop)
+
+    monkeypatch.setattr(ZarrBlock, "_read_once", note)
+    with (
+        distributed.LocalCluster(
+            n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None, memory_limit=limit
+        ) as cluster,
+        distributed.Client(cluster),
+    ):
+        scores = daskrr.leverage_scores(f"{tmp_path}/points.zarr", **given).scores.compute()
+    assert set(decoded.values()) == {times}
+    assert len(decoded) == 14
+    np.testing.assert_allclose(scores, daskrr.leverage_scores(rows(), **given).scores, rtol=1e-9)
 
 
 def test_eigenvalues__are_found_on_the_device(device, monkeypatch):

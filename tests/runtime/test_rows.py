@@ -25,8 +25,10 @@ from daskrr.errors import DaskrrError, InvalidData, InvalidParameter, MissingChu
 from daskrr.kernels import Gaussian, Linear
 from daskrr.runtime import rows as module
 from daskrr.runtime.rows import check_reachable, for_one_task, open_rows, opened, pieces, redact
+from daskrr.storage import pieces as pieces_module
 from daskrr.storage import retry as patience
 from daskrr.storage import zarr_input as chunks
+from daskrr.storage.pieces import KeptPieces
 from daskrr.storage.zarr_input import ZarrBlock
 
 
@@ -491,8 +493,8 @@ def test_blocks__of_one_array_share_it_where_they_arrive(tmp_path):
 
 def decoded(monkeypatch):
     """Which rows are decoded together, as that begins."""
-    read, plain = [], ZarrBlock._decode
-    monkeypatch.setattr(ZarrBlock, "_decode", lambda self, *rows: read.append(rows) or plain(self, *rows))
+    read, plain = [], ZarrBlock._decode_anew
+    monkeypatch.setattr(ZarrBlock, "_decode_anew", lambda self, *rows: read.append(rows) or plain(self, *rows))
     return read
 
 
@@ -542,9 +544,37 @@ def test_task__leaves_large_pieces_where_they_are_until_it_needs_them(tmp_path, 
     array = zarr.create_array(tmp_path / "x.zarr", shape=(12, 1), chunks=(4, 1), dtype="f8")
     array[:] = 1.0
     monkeypatch.setattr(chunks, "PIECE_BYTES", 32)
-    monkeypatch.setattr(chunks, "AHEAD_BYTES", 31)
+    monkeypatch.setattr(pieces_module, "AHEAD_BYTES", 31)
     read = decoded(monkeypatch)
     next(iter(for_one_task(open_rows(array).source(0, 12))))
     assert read == [(0, 4)]
-    assert chunks.ahead_bytes(32) == 0
-    assert chunks.ahead_bytes(31) == 62
+    assert pieces_module.ahead_bytes(32) == 0
+    assert pieces_module.ahead_bytes(31) == 62
+
+
+@pytest.mark.parametrize(("most_bytes", "again"), [(96, []), (64, [(8, 12)]), (31, [(0, 4), (4, 8), (8, 12)])])
+def test_pieces__that_are_kept_are_not_decoded_again(tmp_path, monkeypatch, most_bytes, again):
+    array = zarr.create_array(tmp_path / "x.zarr", shape=(12, 1), chunks=(4, 1), dtype="f8")
+    array[:] = np.arange(12.0)[:, None]
+    monkeypatch.setattr(chunks, "PIECE_BYTES", 32)
+    read, kept = decoded(monkeypatch), KeptPieces(most_bytes)
+    source = open_rows(array).source(0, 12)
+    for _ in range(2):
+        found = list(for_one_task(source, ahead=False, kept=kept))
+        np.testing.assert_array_equal(np.concatenate(found), np.arange(12.0)[:, None])
+    assert read == [(0, 4), (4, 8), (8, 12), *again]
+    assert not any(one.flags.writeable for one in found[: 3 - len(again)])
+    list(for_one_task(source, ahead=False, kept=pickle.loads(pickle.dumps(kept))))
+    assert len(read) == 6 + len(again), "it is sent without any"
+
+
+def test_pieces__of_another_array_or_height_are_not_taken_for_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(chunks, "PIECE_BYTES", 32)
+    read, kept = decoded(monkeypatch), KeptPieces(2**20)
+    for value in (1.0, 2.0):
+        array = zarr.create_array(tmp_path / f"{value}.zarr", shape=(11, 1), chunks=(2, 1), dtype="f8")
+        array[:] = value
+        for start, stop in ((0, 11), (0, 2), (8, 11)):
+            found = np.concatenate(list(for_one_task(open_rows(array).source(start, stop), kept=kept)))
+            np.testing.assert_array_equal(found, np.full((stop - start, 1), value))
+    assert sorted(read) == sorted(2 * [(0, 4), (4, 8), (8, 11), (0, 2)])
