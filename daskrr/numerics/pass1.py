@@ -180,8 +180,8 @@ class GramSum:
         if self._before is None:
             self._before, self._chain = self._chain, np.zeros_like(self._chain)
         else:
-            np.add(self._before, self._chain, out=self._before)
-            self._chain[...] = 0.0
+            self._before += self._chain
+            self._chain.fill(0.0)
             self._n_joined += 1
         self._longest, self._n_rows = max(self._longest, self._n_rows), 0
 

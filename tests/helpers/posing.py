@@ -76,6 +76,9 @@ class Elsewhere(NDArrayOperatorsMixin):
     def reshape(self, shape: tuple[int, ...]) -> "Elsewhere":
         return type(self)(self.inner.reshape(shape))
 
+    def fill(self, value: float) -> None:
+        self.inner.fill(value)
+
     def all(self) -> "Elsewhere":
         return Elsewhere(np.asarray(self.inner.all()))
 
