@@ -240,7 +240,8 @@ class CudaDevice(Accelerator):
             one if isinstance(one, int) else _address(one, kind) if isinstance(one, float) else one.data.ptr
             for one in arguments
         ]
-        if status := _routine(name, kind)(self._handle, *given):
+        handle = self._handle  # by which the library is loaded
+        if status := _routine(name, kind)(handle, *given):
             raise RuntimeError(f"cuBLAS {name} failed with status {status}")
 
     @property

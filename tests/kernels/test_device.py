@@ -196,8 +196,18 @@ class Library:
 
     def __init__(self):
         self.streams = []
+        self.is_loaded = False
         for name in ("gemm", "syrk", "trsm"):
             setattr(self, f"cublasD{name}_v2", Routine(getattr(self, name)))
+
+    def handle(self):
+        """Asked of CuPy, which loads the library then."""
+        self.is_loaded = True
+        return 7
+
+    def loaded(self):
+        assert self.is_loaded
+        return self
 
     def cublasSetStream_v2(self, handle, stream):
         assert handle.value == 7
@@ -336,7 +346,7 @@ def stub(monkeypatch):
             Stream=Stream,
             Event=Event,
             memory=SimpleNamespace(OutOfMemoryError=FullGpu),
-            device=SimpleNamespace(get_cublas_handle=lambda: 7),
+            device=SimpleNamespace(get_cublas_handle=library.handle),
             get_current_stream=lambda: STREAMS[-1],
         ),
     )
@@ -344,7 +354,7 @@ def stub(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupyx", SimpleNamespace(empty_pinned=np.empty, errstate=errstate))
     monkeypatch.setattr("daskrr.machine.gpu", lambda: Gpu("stub", 2**34))
     monkeypatch.setattr(cuda, "find_spec", lambda name: cupy)
-    monkeypatch.setattr(cuda, "_cublas", lambda: library)
+    monkeypatch.setattr(cuda, "_cublas", lambda: library.loaded())
     cuda._routine.cache_clear()
     yield CudaDevice(), library
     cuda._routine.cache_clear()

@@ -419,12 +419,13 @@ def test_gpu__certifies_many_rows_and_repeats_its_bits(dtype):
 
 
 @pytest.mark.gpu
-def test_gpu__that_is_full_is_told_of():
+def test_gpu__that_is_full_is_told_of(monkeypatch):
+    monkeypatch.setattr(devices, "working_gpu", devices.usable_gpu)  # which tries it out
     cupy = devices.cuda_device()._cupy
     pool = cupy.get_default_memory_pool()
     devices._threads.cache_clear()  # those there are have memory already
     pool.free_all_blocks()
-    pool.set_limit(size=pool.total_bytes() + 2**20)
+    pool.set_limit(size=pool.used_bytes() + 2**20)
     try:
         with pytest.raises(DoesNotFit, match="ran out of memory"):
             daskrr.leverage_scores(rows(5000), Gaussian(1.0), 1e-2, 400, device="cuda", progress=False)
