@@ -63,7 +63,5 @@ def contiguous(X: Array) -> Array:
 
 
 def squared_norms(X: Array) -> Array:
-    """Return the squared norms of rows, summed in float64; of any library."""
-    if isinstance(X, np.ndarray):
-        return np.einsum("ij,ij->i", X, X, dtype=np.float64)
-    return np.sum(np.square(X, dtype=np.float64), axis=1)
+    """Return the squared norms of rows, summed in float64."""
+    return np.einsum("ij,ij->i", X, X, dtype=np.float64)

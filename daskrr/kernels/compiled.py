@@ -2,8 +2,8 @@
 
 :func:`sweep` applies a formula to all numbers of a tile while they are in cache. :func:`pairs` goes through rows,
 landmarks and features, and applies it to what it has summed of each pair; :func:`mended_sweep` does so where a sum that
-is known already is too coarse. :func:`row_sums` adds up what a term makes of the numbers of a row. None holds the
-interpreter lock.
+is known already is too coarse. :func:`row_sums` adds up what a term makes of the numbers of a row, and :func:`lift`
+prepares rows for a product. None holds the interpreter lock.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from daskrr.kernels import device
-from daskrr.kernels.common import Array, contiguous
-from daskrr.kernels.lanes import WIDE, Formula, Step, Term
-from daskrr.kernels.loops import Pairs, RowSums, Sweep
+from daskrr.kernels.common import Array, as_float64, contiguous
+from daskrr.kernels.lanes import SCALARS, WIDE, Formula, Step, Term
+from daskrr.kernels.loops import Lift, Pairs, RowSums, Sweep
 from daskrr.kernels.native import LANES
 
 
@@ -70,6 +70,22 @@ def row_sums(term: Term, tiles: Sequence[Array], weights: Array | None = None, l
     given = [sums if one is None else one for one in (weights, limits)]
     where.run(RowSums(term, tiles[0].dtype, len(tiles)), [*tiles, sums, *given], [n_rows, n_columns])
     return where.get(sums)
+
+
+def lift(X: Array, centre: Array, factors: Array, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+    """Rows (X - centre)·factors (m, d), with -|x|²/2 and 1 appended to each; and |x|² (m,), of float64.
+
+    The former are in memory that the thread uses again.
+    """
+    where, (n_rows, n_features) = device.home(X), X.shape
+    X = contiguous(X if X.dtype in SCALARS else as_float64(X))
+    lifted, squares = device.scratch("lifted", (n_rows, n_features + 2), dtype, where), where.empty(n_rows, WIDE)
+    if centre.shape != (n_features,) or factors.shape != (n_features,):
+        raise ValueError(f"rows {X.shape}, centre {centre.shape} and factors {factors.shape} do not fit")
+    _check((centre, WIDE), (factors, WIDE))
+    given = [X, where.keep(centre), where.keep(factors), lifted, squares]
+    where.run(Lift(X.dtype, dtype), given, [n_rows, n_features])
+    return lifted, squares
 
 
 def padded_columns(Z: Array) -> Array:

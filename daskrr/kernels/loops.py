@@ -187,6 +187,49 @@ class RowSums:
         return sizes[0], sizes[1]
 
 
+@dataclass(frozen=True)
+class Lift:
+    """Centres and scales rows, and appends minus half of their squared norms, and ones.
+
+    All is computed in float64, but the norms are those of rows that were rounded to the dtype.
+    """
+
+    source: np.dtype[Any]
+    dtype: np.dtype[Any]
+    by_rows = True
+
+    def build(self, schedule: Schedule) -> Builder:
+        """Of rows (m, d), their centre (d,), factors (d,), the lifted rows (m, d + 2), squared norms (m,), and m, d."""
+        wide, number = SCALARS[WIDE].as_pointer(), SCALARS[self.dtype]
+        kinds = [SCALARS[self.source].as_pointer(), wide, wide, number.as_pointer(), wide, INTEGER, INTEGER]
+        builder = Builder("lift", kinds, schedule.lanes)
+        rows, centre, factors, lifted, squares, n_rows, n_features = builder.function.args
+        with schedule.rows(builder, n_rows) as row:
+            first = builder.mul(row.index, n_features)
+            into = builder.add(first, builder.mul(row.index, INTEGER(2)))
+
+            def add(total: ir.Value, at: ir.Value, mask: ir.Value | None = None) -> Lanes:
+                found = lanes_at(builder, rows, builder.add(first, at), self.source, mask).astype(WIDE)
+                centred = found - lanes_at(builder, centre, at, WIDE, mask)
+                scaled = (centred * lanes_at(builder, factors, at, WIDE, mask)).astype(self.dtype)
+                store(scaled, lifted, builder.add(into, at), mask)
+                exact = scaled.astype(WIDE)
+                return exact.times(exact, plus=Lanes(builder, total, WIDE))
+
+            square = schedule.add_up(builder, n_features, add)
+            builder.store(square, builder.gep(squares, [row.index]))
+            half = builder.fmul(square, SCALARS[WIDE](-0.5))
+            last = builder.add(into, n_features)
+            rounded = half if number == SCALARS[WIDE] else builder.fptrunc(half, number)
+            builder.store(rounded, builder.gep(lifted, [last]))
+            builder.store(number(1.0), builder.gep(lifted, [builder.add(last, _ONE)]))
+        return builder
+
+    def extent(self, *sizes: int) -> tuple[int, int]:
+        """Those of the rows."""
+        return sizes[0], sizes[1]
+
+
 # --- Parts of functions -------------------------------------------------------------------------------
 
 

@@ -15,8 +15,8 @@ from scipy.spatial.distance import cdist
 from daskrr.errors import InvalidParameter
 from daskrr.kernels import compiled
 from daskrr.kernels.base import Columns
-from daskrr.kernels.common import Array, checked_number, set_fields, squared_norms
-from daskrr.kernels.device import here, scratch
+from daskrr.kernels.common import Array, checked_number, set_fields
+from daskrr.kernels.device import here, home
 from daskrr.kernels.distance import DistanceKernel, powers_of_two
 from daskrr.kernels.lanes import Formula, Lanes, exp
 
@@ -106,13 +106,13 @@ class _MatrixProduct:
         self._differences = _Differences(kernel, Z)
         # Dividing before the sum, since the sum of huge rows would overflow.
         self._centre = np.full(n_landmarks, 1 / n_landmarks) @ Z
-        self._rates = math.sqrt(2 * kernel._gain) / kernel._scales(n_features)
+        self._rates = np.broadcast_to(math.sqrt(2 * kernel._gain) / kernel._scales(n_features), n_features).copy()
         self._landmarks = np.empty((n_features + 2, n_landmarks), dtype)
         squares = np.empty(n_landmarks)
         # A few at a time: the landmarks of wide rows take much room.
         height = max(1, _LIFTED_AT_ONCE // n_features)
         for few in (slice(start, start + height) for start in range(0, n_landmarks, height)):
-            lifted, squares[few] = self._lift(Z[few], dtype)
+            lifted, squares[few] = compiled.lift(Z[few], self._centre, self._rates, dtype)
             lifted[:, -2:] = lifted[:, [-1, -2]]
             self._landmarks[:, few] = lifted.T
         self._largest = float(np.max(squares))
@@ -123,10 +123,11 @@ class _MatrixProduct:
     def fill(self, X: Array, out: Array) -> None:
         if not len(X):
             return
-        lifted, squares = self._lift(X, out.dtype)
+        # With landmarks [z, 1, -|z|²/2], rows [x, -|x|²/2, 1] have inner products -|x - z|²/2.
+        lifted, squares = compiled.lift(X, self._centre, self._rates, out.dtype)
         np.matmul(lifted, here(self._landmarks), out=out)
         # Rows that overflowed to NaN count as well.
-        if self._ratio(float(np.max(squares))) <= self._kernel._harmless:
+        if self._ratio(float(np.max(home(squares).get(squares)))) <= self._kernel._harmless:
             compiled.sweep(self._kernel._profile, out)
         else:
             self._differences.finish(X, -self._bounds(self._ratio(squares), out.dtype), out)
@@ -134,23 +135,6 @@ class _MatrixProduct:
     def _ratio(self, squares: Any) -> Any:
         """Of the error of eta to the tolerance, for rows of such squared norms."""
         return (squares + self._largest) * (self._growth / (2 * _TOLERANCE))
-
-    def _lift(self, X: Array, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-        """Centre and scale rows, and append the two features that complete the square.
-
-        With landmarks [z, 1, -|z|²/2], rows [x, -|x|²/2, 1] have inner products -|x - z|²/2.
-        """
-        n_rows, n_features = X.shape
-        lifted = scratch("lifted", (n_rows, n_features + 2), dtype)
-        rows = lifted[:, :n_features]
-        # In float64 until the centre is gone: a common offset must not cost float32 its digits.
-        exact = rows if rows.dtype == np.float64 else scratch("centred", rows.shape, np.float64)
-        centred = np.subtract(X, here(self._centre), out=exact)
-        np.multiply(centred, here(self._rates), out=rows, casting="same_kind")
-        squares = squared_norms(rows)
-        np.multiply(squares, -0.5, out=lifted[:, n_features], casting="same_kind")
-        lifted[:, n_features + 1] = 1.0
-        return lifted, squares
 
     def _bounds(self, ratio: Array, dtype: np.dtype[Any]) -> Array:
         """Distances up to which the matrix product leaves values wrong, -inf where it leaves none."""
