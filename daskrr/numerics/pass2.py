@@ -40,7 +40,7 @@ class Probe:
     columns: Columns
     coefficients: NDArray
     rows: NDArray[np.int64]
-    weights: NDArray[np.float64]
+    inverse_weights: NDArray[np.float64]
     scale: float
 
     def squares(
@@ -60,8 +60,8 @@ class Probe:
             itself = np.flatnonzero((self.rows >= first_row) & (self.rows < first_row + len(X)))
             for column, row in zip(itself.tolist(), (self.rows[itself] - first_row).tolist(), strict=True):
                 values[row, column] = explained[row, column]
-        weights, limits = (current().put(one) for one in (1.0 / self.weights, no_less_than_residual(residual, error)))
-        return compiled.row_sums(_capped_square, [values, explained], weights, limits)
+        limits = current().put(no_less_than_residual(residual, error))
+        return compiled.row_sums(_capped_square, [values, explained], here(self.inverse_weights), limits)
 
     def shared(
         self, squares: NDArray[np.float64], residual: NDArray[np.float64], error: NDArray[np.float64]

@@ -86,7 +86,7 @@ class Reading:
                 columns=columns_of(probe.X, kernel, dtype),
                 coefficients=_cast(probe.coefficients, dtype),
                 rows=probe.rows,
-                weights=probe.weights,
+                inverse_weights=_MADE.of(probe.weights, "inverse", lambda: 1.0 / probe.weights),
                 scale=probe.scale,
             ),
             leading=None if leading is None else Leading(_cast(leading[0], dtype), *leading[1:]),
