@@ -75,7 +75,7 @@ def quick(case: Case) -> Case:
 
 
 def gpu_rate(dtype: str) -> float:
-    """Flops per second of matrix multiplies on the GPU of this worker, of numbers that differ: equal ones are faster."""
+    """Flops per second of matrix multiplies on the GPU of this worker, of random numbers: equal ones are faster."""
     cupy = import_module("cupy")
     A = cupy.asarray(np.random.default_rng(SEED).random((MATMUL_SIZE, MATMUL_SIZE), dtype))
     out, flops = A @ A, 0.0
