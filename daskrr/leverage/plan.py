@@ -139,7 +139,8 @@ class Plan:
             *self._time,
             (
                 "worker",
-                f"peak {format_bytes(self.worker_bytes)}; memory limit {format_bytes(self.memory_limit)} or more",
+                f"peak {format_bytes(self.worker_bytes)}; memory limit {format_bytes(self.memory_limit)} or more"
+                + (", of which decoded rows may fill what is left" if self.gpu else ""),
             ),
             *self._algebra,
         ]
