@@ -38,7 +38,8 @@ def block_rows(n_landmarks: int, rows: Rows, wanted: int | None = None, on_gpu: 
     """Rows of a block, chosen by the device, the number of landmarks and the input's chunks, never by n or the workers.
 
     Whole chunks where they are small. A large chunk is shared by several blocks, each of which decodes it anew, as long
-    as that costs little beside its work: a few large chunks would leave workers idle at the end of a pass.
+    as that costs little beside its work: a few large chunks would leave workers idle at the end of a pass. Who wants the
+    height that this has found is given the same.
     """
     unit = rows.unit_rows
     if wanted is None:
@@ -52,7 +53,7 @@ def block_rows(n_landmarks: int, rows: Rows, wanted: int | None = None, on_gpu: 
         wanted = max(wanted, min(unit, int(worth_decoding)))
     check_count("block_rows", wanted)
     if wanted < unit:
-        return -(-unit // round(unit / wanted))
+        return -(-unit // -(-unit // wanted))
     return unit * round(wanted / unit)
 
 

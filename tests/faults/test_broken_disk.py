@@ -53,11 +53,12 @@ class PlayedDisk:
 
 
 class RealDisk(SmallDisk):
-    """A small file system that is filled by another file."""
+    """A small file system that is filled by another file, which grows by what is freed."""
 
     def fill(self) -> None:
-        with open(self.path / "filler", "wb") as file:
-            os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(self.path).free)
+        with open(self.path / "filler", "ab") as file:
+            if free := shutil.disk_usage(self.path).free:
+                os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, free)
 
     def make_room(self) -> None:
         (self.path / "filler").unlink()
@@ -97,21 +98,22 @@ def seen(output: Path) -> Any:
 
 
 class FullFrom:
-    """Fills a disk just after something was given its name; a commit only if it is that of a new manifest."""
+    """Keeps a disk full from when something was given its name on; a commit only if it is that of a new manifest."""
 
     def __init__(self, disk: Any, moment: str) -> None:
         self.disk, (self.kind, self.pattern) = disk, MOMENTS[moment]
         self.before = self.n_manifests
-        self.waits = self.fired = False
+        self.waits = self.fired = self.fills = False
 
     @property
     def n_manifests(self) -> int:
         return len(list(self.disk.path.glob("out.zarr/.daskrr/records/*/manifest-copy.record+versions/*")))
 
     def __call__(self, kind: str, path: str) -> int | None:
-        if self.waits and not self.fired:
-            self.fired = True
+        if self.waits and not self.fills:
+            self.fired = self.fills = True
             self.disk.fill()
+            self.fills = False
         if kind == self.kind and re.search(self.pattern, path):
             self.waits = self.waits or "commit" not in self.pattern or self.n_manifests > self.before
         return self.disk.rule(kind, path)

@@ -464,16 +464,18 @@ def growing(draw):
     return rows.astype(dtype), first, draw(st.integers(3, 40)), draw(st.sampled_from([None, 7, 16, 64]))
 
 
-def test_update__of_fewer_rows_than_a_chunk_has_cuts_blocks_as_a_full_run(tmp_path):
+@pytest.mark.parametrize(("chunk", "wanted", "found"), [(23, 16, 12), (36, 7, 6), (36, 8, 8)])
+def test_update__of_fewer_rows_than_a_chunk_has_cuts_blocks_as_a_full_run(chunk, wanted, found, tmp_path, caplog):
     rows = data(40, 2, 0, 0.0)
-    X = stored(tmp_path, rows[:15], chunk=23)
-    score(X, tmp_path / "out.zarr", 10, block_rows=16)
+    X = stored(tmp_path, rows[:15], chunk=chunk)
+    score(X, tmp_path / "out.zarr", 10, block_rows=wanted)
     append(X, rows[15:])
     update(X, tmp_path / "out.zarr", refresh="never")
+    assert "summed again" not in caplog.text
     landmarks = landmarks_of(tmp_path / "out.zarr")
-    score(X, tmp_path / "anew.zarr", None, block_rows=16, sampling=landmarks)
+    score(X, tmp_path / "anew.zarr", None, block_rows=wanted, sampling=landmarks)
     attributes = [zarr.open_group(tmp_path / name).attrs[RESULT_KEY] for name in ("out.zarr", "anew.zarr")]
-    assert [one["parameters"]["block_rows"] for one in attributes] == [23, 23]
+    assert [one["parameters"]["block_rows"] for one in attributes] == [found, found]
     assert contents(tmp_path / "out.zarr") == contents(tmp_path / "anew.zarr")
 
 

@@ -1,5 +1,6 @@
 """What a run costs, known before it runs."""
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -76,7 +77,13 @@ def test_block_rows__of_wide_rows_are_few():
 
 
 def test_block_rows__smaller_than_a_chunk_cut_it_evenly():
-    assert block_rows(10, Chunked(1000), 300) == 334
+    assert block_rows(10, Chunked(1000), 300) == 250
+    for unit, wanted in itertools.product(
+        (1, 2, 7, 10, 36, 100, 1000, 65_537), (1, 2, 3, 5, 7, 8, 33, 300, 2000, 70_000)
+    ):
+        found = block_rows(10, Chunked(unit), wanted)
+        assert block_rows(10, Chunked(unit), found) == found
+        assert found <= wanted or found % unit == 0
 
 
 @pytest.mark.parametrize("bad", [0, -5, 2.5, "7", True, float("nan")])
