@@ -38,8 +38,8 @@ def block_rows(n_landmarks: int, rows: Rows, wanted: int | None = None, on_gpu: 
     """Rows of a block, chosen by the device, the number of landmarks and the input's chunks, never by n or the workers.
 
     Whole chunks where they are small. A large chunk is shared by several blocks, each of which decodes it anew, as long
-    as that costs little beside its work: a few large chunks would leave workers idle at the end of a pass. A height that
-    was found here and is wanted again is found again.
+    as that costs little beside its work: a few large chunks would leave workers idle at the end of a pass. A height
+    that was found here and is wanted again is found again.
     """
     unit = rows.unit_rows
     if wanted is None:
