@@ -407,10 +407,10 @@ def algebra(executor: Executor, run: str, scheduler_bytes: int) -> Algebra:
     """
     if not isinstance(executor, ClusterExecutor):
         return InProcess(device=executor.device.name)
+    client = executor.client
+    refusal = _register(client)  # which has the scheduler show its page, too
     if executor.device.gpu is not None:
         return OnWorker(executor, run)
-    client = executor.client
-    refusal = _register(client)
     hello = _hello(client)
     if hello is None:
         log.warning("the scheduler cannot do the p × p algebra (%s): a worker does it instead", refusal)

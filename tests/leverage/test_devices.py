@@ -26,6 +26,7 @@ from daskrr.regression.cross_validation import NystromKernelRidgeCV
 from daskrr.regression.ridge import NystromKernelRidge
 from daskrr.runtime import devices
 from daskrr.runtime.devices import BLOCKS_OF_A_TASK, Choice, choose, in_order
+from daskrr.runtime.scheduler import FactorPlugin
 from daskrr.storage import zarr_input
 from daskrr.storage.zarr_input import ZarrBlock
 
@@ -149,6 +150,7 @@ def test_algebra__is_done_by_a_worker_that_has_a_gpu(posing, monkeypatch):
     ):
         there = daskrr.leverage_scores(rows(), Gaussian(1.0), 1e-2, 60, device="cuda", **given)
         assert there.summary["algebra"]["place"] == "worker"
+        assert FactorPlugin.name in cluster.scheduler.plugins, "its page is wanted all the same"
         assert here.summary["algebra"]["place"] == "this process"
         np.testing.assert_array_equal(there.upper, here.upper)
         np.testing.assert_allclose(there.eigenvalues, here.eigenvalues)
