@@ -6,7 +6,6 @@ Moments are recognized by the names of files; the disk is a small one of our own
 import errno
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,9 +55,14 @@ class RealDisk(SmallDisk):
     """A small file system that is filled by another file, which grows by what is freed."""
 
     def fill(self) -> None:
-        with open(self.path / "filler", "ab") as file:
-            if free := shutil.disk_usage(self.path).free:
-                os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, free)
+        filler = os.open(self.path / "filler", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            while os.write(filler, bytes(4096)):
+                pass
+        except OSError as error:
+            assert error.errno == errno.ENOSPC  # noqa: PT017
+        finally:
+            os.close(filler)
 
     def make_room(self) -> None:
         (self.path / "filler").unlink()
@@ -103,17 +107,16 @@ class FullFrom:
     def __init__(self, disk: Any, moment: str) -> None:
         self.disk, (self.kind, self.pattern) = disk, MOMENTS[moment]
         self.before = self.n_manifests
-        self.waits = self.fired = self.fills = False
+        self.waits = self.fired = False
 
     @property
     def n_manifests(self) -> int:
         return len(list(self.disk.path.glob("out.zarr/.daskrr/records/*/manifest-copy.record+versions/*")))
 
     def __call__(self, kind: str, path: str) -> int | None:
-        if self.waits and not self.fills:
-            self.fired = self.fills = True
+        if self.waits:
+            self.fired = True
             self.disk.fill()
-            self.fills = False
         if kind == self.kind and re.search(self.pattern, path):
             self.waits = self.waits or "commit" not in self.pattern or self.n_manifests > self.before
         return self.disk.rule(kind, path)
