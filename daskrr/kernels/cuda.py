@@ -63,6 +63,7 @@ class CudaDevice(Accelerator):
     """The first GPU that this process may use."""
 
     name = "cuda"
+    chain_rows = MOST_TILE_ROWS  # of a tile in one go, since every part of it would be some dozens of calls
 
     def __init__(self) -> None:
         found = machine.gpu()

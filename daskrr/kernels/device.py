@@ -23,9 +23,14 @@ T = TypeVar("T")
 
 
 class Device:
-    """The processor, whose memory is that of NumPy; others bring arrays to theirs."""
+    """The processor, whose memory is that of NumPy; others bring arrays to theirs.
+
+    Its routines may add the products of ``chain_rows`` rows in one chain, in whatever order they do that: as many as a
+    block has by default, so that only a larger one needs a second p × p matrix.
+    """
 
     name = "cpu"
+    chain_rows = 8192
 
     @property
     def is_host(self) -> bool:

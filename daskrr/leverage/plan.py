@@ -294,7 +294,8 @@ class _Memory:
         n_bytes = self.dtype.itemsize * (1 if work.n_ridges == 1 else 2) + (8 if self.dtype == np.float32 else 0)
         tile = min(tile_rows(self.p), self.height) * self.p * n_bytes if self.workers.device.gpu is None else 0
         highest = max(self.spans, key=lambda span: span.n_rows)
-        sums = (3 + highest.level + (self.height > chain_rows(self.p))) * work.n_sums * self._matrix
+        several_chains = self.height > chain_rows(self.p, self.workers.device.chain_rows)
+        sums = (3 + highest.level + several_chains) * work.n_sums * self._matrix
         per_row = 8 * self.height * (16 + 8 * (work.n_ridges - 1)) + 16 * highest.n_rows
         prepared = work.landmark_copies * self._landmarks
         return (

@@ -28,9 +28,7 @@ NO_RESIDUAL = 8.0
 # A residual below zero by so many times its round-off budget is no round-off. The worst ever seen was 0.9 times.
 NOT_POSITIVE = 100.0
 
-# Rows whose products BLAS may add in one chain, in whatever order it does that: as many as a block has by default, so
-# that only a larger one needs a second p × p matrix.
-CHAIN_ROWS = 8192
+# A chain of additions has at least so many rows for every landmark.
 CHAIN_ROWS_PER_LANDMARK = 8
 
 
@@ -126,17 +124,17 @@ class GramPart:
         )
 
 
-def chain_rows(rank: int) -> int:
-    """Rows that are added in one chain, a function of the number of landmarks alone, since it changes bits."""
-    return max(CHAIN_ROWS, CHAIN_ROWS_PER_LANDMARK * rank)
+def chain_rows(rank: int, least: int) -> int:
+    """Rows that are added in one chain, a function of the number of landmarks and the device, since it changes bits."""
+    return max(least, CHAIN_ROWS_PER_LANDMARK * rank)
 
 
-def most_additions(n_rows: int, rank: int) -> int:
+def most_additions(n_rows: int, rank: int, least: int) -> int:
     """At most how many additions a term of a Gram matrix of ``n_rows`` rows goes through in a :class:`GramSum`.
 
-    A chain that has ended has more than half its rows, since no tile is higher than the other half.
+    ``least`` is what the device adds in one chain. Two chains in turn have more rows than one may have.
     """
-    longest = chain_rows(rank)
+    longest = chain_rows(rank, least)
     return min(n_rows, longest) + (2 * n_rows // longest if n_rows > longest else 0)
 
 
@@ -152,6 +150,7 @@ class GramSum:
         self._chain: NDArray[np.float64] = current().zeros((rank, rank))
         self._before: NDArray[np.float64] | None = None
         self._n_rows = self._longest = self._n_joined = 0
+        self._most = chain_rows(rank, current().chain_rows)
 
     @property
     def height(self) -> int:
@@ -160,9 +159,8 @@ class GramSum:
 
     def add(self, B: NDArray, X: NDArray | None = None, start: int = 0) -> None:
         """Add the rows B (m, r)."""
-        longest = chain_rows(len(self._chain))
-        for few in (B[first : first + longest] for first in range(0, len(B), longest)):
-            if self._n_rows + len(few) > longest:
+        for few in (B[first : first + self._most] for first in range(0, len(B), self._most)):
+            if self._n_rows + len(few) > self._most:
                 self._end_chain()
             self._n_rows += len(few)
             blas.add_gram(_widened(few), self._chain)

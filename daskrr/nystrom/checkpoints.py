@@ -229,6 +229,9 @@ def add_parts(first: GramPart, *parts: GramPart) -> GramPart:
     return total
 
 
-def most_additions(n_rows: int, height: int, rank: int) -> int:
-    """At most how many additions a term of the sum over all rows goes through, in blocks of ``height``."""
-    return pass1.most_additions(min(height, n_rows), rank) + tree.most_additions(n_rows, height)
+def most_additions(n_rows: int, height: int, rank: int, least: int) -> int:
+    """At most how many additions a term of the sum over all rows goes through, in blocks of ``height``.
+
+    ``least`` is what the device adds in one chain.
+    """
+    return pass1.most_additions(min(height, n_rows), rank, least) + tree.most_additions(n_rows, height)

@@ -142,7 +142,7 @@ def whiten(run: Run, name: str, settings: Settings, chosen: Chosen) -> tuple[Nys
         diagonal = float(kernel.diagonal(np.zeros((1, d)))[0])
         # An earlier round should name a ridge that the last one finds large enough too.
         most = max(rank, min(settings.n_landmarks, n))
-        height = most_additions(n, run.height, most)
+        height = most_additions(n, run.height, most, run.executor.device.chain_rows)
         check_resolution(whitened.kernel_error, diagonal, settings.resolved, most, height, dtype)
     pivots = landmarks.indices[whitened.pivots]
     sketch = NystromSketch(

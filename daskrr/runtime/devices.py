@@ -19,7 +19,7 @@ import distributed
 from daskrr import config, machine
 from daskrr.errors import InvalidParameter, SourceUnreachable, install
 from daskrr.kernels import device
-from daskrr.kernels.cuda import BLOCKS_AT_ONCE, cuda_device
+from daskrr.kernels.cuda import BLOCKS_AT_ONCE, CudaDevice, cuda_device
 from daskrr.kernels.device import Device
 from daskrr.machine import Gpu
 
@@ -40,6 +40,11 @@ class Choice:
 
     name: str
     gpu: Gpu | None = None
+
+    @property
+    def chain_rows(self) -> int:
+        """See :class:`Device`."""
+        return (device.HOST if self.gpu is None else CudaDevice).chain_rows
 
 
 PROCESSOR = Choice(CPU)

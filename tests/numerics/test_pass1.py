@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from posing import PosingDevice
 
 import daskrr
 from daskrr.errors import CheckFailed, RidgeTooSmall
 from daskrr.kernels import Gaussian
+from daskrr.kernels.device import using
 from daskrr.leverage.writing import check_sums
 from daskrr.numerics import factorize, pass1
 from daskrr.numerics.pass1 import GramPart, GramSum, Totals
@@ -46,8 +48,21 @@ def test_gram_sum__ends_its_chains(n_rows, heights, rank):
     n_rows = min(n_rows, 500 * max(heights))
     total = summed(np.ones((n_rows, rank)), heights)
     assert (np.tril(total.matrix()) == n_rows * np.tril(np.ones((rank, rank)))).all()
-    assert total.height <= pass1.most_additions(n_rows, rank)
-    assert total.height <= min(n_rows, pass1.chain_rows(rank)) + n_rows // 2048
+    assert total.height <= pass1.most_additions(n_rows, rank, 8192)
+    assert total.height <= min(n_rows, pass1.chain_rows(rank, 8192)) + n_rows // 2048
+
+
+@pytest.mark.parametrize(("chain", "height"), [(48, 48), (16, 18)])
+def test_gram_sum__has_chains_that_are_as_long_as_the_device_allows(chain, height):
+    B = np.random.default_rng(0).standard_normal((48, 2))
+    device = PosingDevice()
+    device.chain_rows = chain
+    with using(device):
+        total = GramSum(2)
+        total.add(device.put(B))
+        found = total.matrix()
+    np.testing.assert_allclose(np.tril(found), np.tril(B.T @ B), rtol=1e-13)
+    assert total.height == height <= pass1.most_additions(48, 2, chain)
 
 
 def test_totals__go_through_one_addition_more_than_their_parts():
@@ -58,13 +73,14 @@ def test_totals__go_through_one_addition_more_than_their_parts():
 @pytest.mark.parametrize("n_rows", [3, 10, 77, 640, 641, 5000])
 def test_most_additions__is_no_less_than_what_the_tree_adds(n_rows):
     def part(rows):
-        totals = Totals(diagonal=1.0, residual=0.0, largest=0.0, smallest=0.0, height=pass1.most_additions(rows, 50))
+        height = pass1.most_additions(rows, 50, 8192)
+        totals = Totals(diagonal=1.0, residual=0.0, largest=0.0, smallest=0.0, height=height)
         return GramPart(np.zeros((0, 0)), (), totals, {})
 
     sums = NodeSums(lambda lists: [add_parts(*parts) for parts in lists])
     for span in cut(n_rows, 10, 1, 1.0):
         sums.push(span, part(span.n_rows))
-    assert 0 <= most_additions(n_rows, 10, 50) - sums.total().totals.height <= 12
+    assert 0 <= most_additions(n_rows, 10, 50, 8192) - sums.total().totals.height <= 12
 
 
 @pytest.mark.parametrize("n_rows", [100, 5000, 100_000])
