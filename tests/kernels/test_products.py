@@ -10,8 +10,8 @@ from daskrr.kernels import native, products
 from daskrr.kernels.device import Device, using
 from daskrr.numerics import blas
 
-COLUMNS = [1, 7, 8, 23, 24, 25, 48, 61, 96, 200, 257, 512]
-ROWS = [1, 7, 8, 9, 63, 64, 65, 300]
+COLUMNS = [1, 7, 8, 23, 24, 25, 48, 61, 96, 193, 257, 512, 768]
+ROWS = [1, 7, 8, 9, 63, 64, 65, 129, 300]
 
 
 def integers(rng, *shape):

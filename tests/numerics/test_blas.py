@@ -197,8 +197,8 @@ def test_one_thread__is_restored_after_an_error():
         lambda: blas.cholesky(positive(600)),
         lambda: blas.pivoted_cholesky(positive(600), 1e-9),
         lambda: blas.invert_lower(np.eye(900)),
-        lambda: blas.multiply_rows(np.eye(700), np.ones((700, 700))),
-        lambda: blas.add_gram(np.ones((700, 700)), np.eye(700)),
+        lambda: blas.multiply_rows(np.eye(900), np.ones((900, 900))),
+        lambda: blas.add_gram(np.ones((900, 900)), np.eye(900)),
     ],
 )
 def test_primitives__let_other_threads_run(call, monkeypatch):
