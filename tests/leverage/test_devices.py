@@ -117,7 +117,7 @@ def test_scores__agree_with_those_of_the_processor(device):
         np.testing.assert_allclose(there.sketch.scores(new), here.sketch.scores(new), rtol=1e-8)
 
 
-@pytest.mark.parametrize("ridge", [1e-2, [1e-1, 1e-3]])
+@pytest.mark.parametrize("ridge", [1e-2, pytest.param([1e-1, 1e-3], marks=pytest.mark.slow)])
 def test_eigenvectors__are_found_on_the_device(ridge, device, monkeypatch):
     places, find = [], factorize.decompose
 

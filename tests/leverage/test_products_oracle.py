@@ -19,7 +19,7 @@ def rows_of(case):
     return X
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", ["repeated", "far", "zero"])
 @pytest.mark.parametrize(
     ("kernel", "n_landmarks"),

@@ -106,7 +106,7 @@ def check_intervals(dtype, row_counts, count):
     assert np.mean(refused) < 0.2
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", [pytest.param("float64", marks=pytest.mark.slow), "float32"])
 def test_interval__contains_the_exact_scores_of_repeated_rows(dtype):
     check_intervals(dtype, st.integers(4096, 9000), 30)
 

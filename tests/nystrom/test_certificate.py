@@ -89,8 +89,15 @@ def choices(draw, n_rows):
     return {"sampling": strategy, "landmarks": n_landmarks}
 
 
-@pytest.mark.parametrize("tiles", ["float64", "float32"])
-@pytest.mark.parametrize("subset_bound", [False, True])
+@pytest.mark.parametrize(
+    ("tiles", "subset_bound"),
+    [
+        ("float64", False),
+        ("float32", True),
+        pytest.param("float64", True, marks=pytest.mark.slow),
+        pytest.param("float32", False, marks=pytest.mark.slow),
+    ],
+)
 def test_interval__contains_the_exact_scores(tiles, subset_bound):
     smallest = -8 if tiles == "float64" else -3
 
