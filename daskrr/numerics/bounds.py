@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 UPPER_BOUNDS = ("diagonal", "deviation", "residual", "subset")
 LOWER_BOUNDS = ("score", "residual")
 
+# What the formulas of the ends themselves may lose of these by rounding, which is a few times less.
+ROUNDING = 16.0 * np.finfo(np.float64).eps
+
 # Ends that cross by more than this are not an interval, so that something else is wrong.
 CROSSING = 1e-9
 
@@ -192,7 +195,7 @@ def _interval(
     upper, upper_winner = _smallest(candidates)
     raised = low + np.maximum(0.0, least - spread) ** 2 / (shifts + delta) - noise / (noise + shifts)
     negated, lower_winner = _smallest([(1.0 - low) * (noise / shifts) - low, -raised])
-    lower = np.maximum(-negated, 0.0)
+    lower, upper = np.maximum(-negated, 0.0) * (1.0 - ROUNDING), upper * (1.0 + ROUNDING)
     if check:
         _check_order(lower, upper)
     return Interval(np.minimum(lower, upper), np.minimum(upper, 1.0), lower_winner, upper_winner)

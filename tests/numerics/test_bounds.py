@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from daskrr.numerics.bounds import (
     LOWER_BOUNDS,
+    ROUNDING,
     UPPER_BOUNDS,
     Certainty,
     RowFacts,
@@ -135,6 +137,20 @@ def test_certify__of_rows_where_the_kernel_vanishes_is_zero():
     np.testing.assert_array_equal(found.upper, 0)
 
 
+@pytest.mark.parametrize("explained", [0.0, 1.0])
+def test_certify__holds_the_score_of_a_row_that_is_alone_to_the_last_digit(explained):
+    rng = np.random.default_rng(0)
+    k, shifts = 10.0 ** rng.uniform(-3, 3, 300), 10.0 ** rng.uniform(-9, 3, 50)
+    score, residual = k[:, None] / (k[:, None] + shifts) * explained, k * (1.0 - explained)
+    error = np.full(len(shifts), 4 * np.finfo(np.float64).eps)
+    for row, one in enumerate(k):
+        facts = RowFacts(score[[row]], score[[row]] ** 2, None, None, residual[[row]], k[[row]])
+        found = certify(facts, shifts, Certainty(float(residual[row]), 0.0, 0.0, error))
+        for shift, low, high in zip(shifts, found.lower[0], found.upper[0], strict=True):
+            truth = Fraction(one) / (Fraction(one) + Fraction(shift))
+            assert Fraction(low) <= truth <= Fraction(high)
+
+
 @pytest.mark.parametrize("e", [1e-6, 0.3, 50.0])
 def test_certify__is_tight_on_a_row_that_is_alone(e):
     """With nothing captured and no other row, both ends are the score of a single row."""
@@ -154,8 +170,8 @@ def test_certify__names_the_bound_that_won(seed):
     assert set(np.unique(found.upper_winner)) <= set(range(len(UPPER_BOUNDS)))
     assert set(np.unique(found.lower_winner)) <= set(range(len(LOWER_BOUNDS)))
     by_subset = found.upper_winner == UPPER_BOUNDS.index("subset")
-    np.testing.assert_array_equal(found.upper[by_subset], subset[by_subset])
-    assert np.all(found.upper <= subset + 1e-15)
+    np.testing.assert_allclose(found.upper[by_subset], subset[by_subset], rtol=2 * ROUNDING)
+    assert np.all(found.upper <= subset * (1 + 2 * ROUNDING))
     by_diagonal = found.upper_winner == UPPER_BOUNDS.index("diagonal")
     expected = dense.diagonal[:, None] / (dense.diagonal[:, None] + SHIFTS)
     np.testing.assert_allclose(found.upper[by_diagonal], expected[by_diagonal], rtol=1e-12)
