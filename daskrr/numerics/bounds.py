@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 UPPER_BOUNDS = ("diagonal", "deviation", "residual", "subset")
 LOWER_BOUNDS = ("score", "residual")
 
-# What the formulas of the ends themselves may lose of these by rounding, which is a few times less.
+# The formulas of the ends are rounded as well, by a few of their last digits: ends are moved apart by more than that.
 ROUNDING = 16.0 * np.finfo(np.float64).eps
 
 # Ends that cross by more than this are not an interval, so that something else is wrong.
