@@ -63,8 +63,15 @@ DEFECTS = (
     Defect(
         "a panel's last vectors end with its first",
         "kernels/products.py",
-        "builder.add(panel, INTEGER((number + 1) * LANES))",
-        "builder.add(panel, INTEGER(LANES))",
+        "INTEGER((vector + 1) * lanes)), stop)",
+        "INTEGER(lanes)), stop)",
+        ("kernels/test_products.py",),
+    ),
+    Defect(
+        "panels of a factor that begins with a full one",
+        "kernels/products.py",
+        "range(p % width or width, p + 1, width)",
+        "range(width, p + width, width)",
         ("kernels/test_products.py",),
     ),
     Defect(

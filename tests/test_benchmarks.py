@@ -29,7 +29,7 @@ from benchmarks import (
 from benchmarks.bench_memory import judge
 from benchmarks.harness import MIB, peak_bytes
 from daskrr import exact
-from daskrr.kernels import Gaussian
+from daskrr.kernels import Gaussian, native
 
 ROOT = Path(__file__).parents[1]
 
@@ -89,7 +89,8 @@ def _check_head(report, question):
     assert {"cpu", "cores", "memory_bytes", "load_average"} <= set(report["machine"])
     assert report["machine"]["memory_bytes"] > 256 * MIB
     assert {"python", "daskrr", "numpy", "dask", "zarr"} <= set(report["versions"])
-    assert np.min(report["parameters"].get("ridge", report["parameters"].get("ridges"))) > 0
+    ridges = report["parameters"].get("ridge", report["parameters"].get("ridges"))
+    assert question == "products" or np.min(ridges) > 0
 
 
 @pytest.mark.slow
@@ -128,6 +129,19 @@ def test_gpu(quick_report):
     assert_allclose(case["share_of_limit"], case["limit_seconds"] / case["seconds"])
     assert case["peak_bytes"] <= case["plan_worker_bytes"]
     assert case["problems"] == []
+
+
+@pytest.mark.slow
+def test_products(quick_report):
+    report, text = quick_report("products", "--processes", "1")
+    _check_head(report, "products")
+    assert "Share of a matrix multiply" in text
+    assert report["parameters"]["processes"] == 1
+    (result,) = report["results"]
+    owners = ["BLAS", "own"] if native.has_wide_registers() else ["BLAS"]
+    assert set(result["shares"]) == {f"{name}, {owner}" for name in ("triangular", "Gram") for owner in owners}
+    assert all(share > 0 for share in result["shares"].values())
+    assert (result["p"], result["used"]) == (64, owners[-1])
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Products of tiles with some hundred columns, by machine code of our own; wider and narrower ones are left to BLAS.
+"""Products of tiles with up to a thousand columns, by machine code of our own; other ones are left to BLAS.
 
 BLAS spends much of its time on these to bring both factors into an order that suits it. Here the constant factor of all
 rows is brought into it once, and rows are copied next to each other, a few at a time, where they stay in cache; what is
@@ -8,6 +8,7 @@ rounded before they are added.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -19,71 +20,84 @@ from daskrr.kernels.lanes import INTEGER, SCALARS, WIDE, Builder, Lanes, declare
 from daskrr.kernels.loops import Schedule, lanes_at, repeated, splat, store, turns
 
 # Columns from which on and up to which this is faster than BLAS.
-LEAST_COLUMNS, MOST_COLUMNS = 48, 768
+LEAST_COLUMNS, MOST_COLUMNS = 48, 1024
 
-# Sums of so many rows and vectors are in registers at a time, of which there are 32 of so many numbers. A panel has the
+# Sums of so many rows and vectors are in registers at a time, of which there are 32 of so many bytes. A panel has the
 # columns of these vectors.
-ROWS, VECTORS, LANES = 8, 3, 8
-WIDTH = VECTORS * LANES
-REGISTER_BYTES = 8 * LANES
+ROWS, VECTORS, REGISTER_BYTES = 8, 3, 64
 
-# Rows that are copied at a time, of a product and of a Gram matrix, and columns of the latter that are used again and
+# Rows that are copied at a time, of a product and of a Gram matrix, and panels of the latter that are used again and
 # again: they stay in the cache of a core.
 COPIED_ROWS = 64
 PACKED_ROWS = 128
-USED_COLUMNS = 8 * WIDTH
+USED_PANELS = 8
 
-# While a panel is applied to the copied rows, the next one is brought, so many of its numbers with every term.
-BROUGHT = WIDTH * ROWS // COPIED_ROWS
-
+Tile = NDArray[Any]
 Matrix = NDArray[np.float64]
 Sums = list[list[Lanes]]  # of every row and vector
 
 _PACKED = Companions()
-_WIDTH = INTEGER(WIDTH)
 
 
-def suit(tile: NDArray) -> bool:
-    """Whether a tile (m, p) is to be multiplied here, on this processor; BLAS is as fast in float32."""
-    return LEAST_COLUMNS <= tile.shape[1] <= MOST_COLUMNS and tile.dtype == WIDE and native.has_wide_registers()
+def suit(tile: Tile) -> bool:
+    """Whether products of a tile (m, p) are to be made here, on this processor."""
+    return LEAST_COLUMNS <= tile.shape[1] <= MOST_COLUMNS and tile.dtype in SCALARS and native.has_wide_registers()
 
 
-def multiply_rows(A: Matrix, B: Matrix) -> None:
+def multiply_rows(A: Tile, B: Tile) -> None:
     """Overwrite each row b of B (m, p) by A b, where A (p, p) is lower triangular and never changes."""
     m, p = B.shape
-    packed = _PACKED.of(A, "packed", lambda: _pack(A))
-    stride = _padded(p) + LANES
-    HOST.run(RowsTimesLower(), [B, packed, _aligned(_kept, COPIED_ROWS * stride)], [m, p, stride])
+    packed = _PACKED.of(A, "lower", lambda: _pack_lower(A))
+    stride = _padded(p, B.dtype) + _lanes(B.dtype)
+    HOST.run(RowsTimesLower(B.dtype), [B, packed, _kept(COPIED_ROWS * stride, B.dtype)], [m, p, stride])
 
 
-def add_gram(B: Matrix, G: Matrix) -> None:
+def add_gram(B: Tile, G: Matrix) -> None:
     """Add BᵀB to the lower triangle of G (p, p), for B (m, p); what is above it is of no use then."""
     m, p = B.shape
-    HOST.run(AddGram(), [B, G, _aligned(_kept, (PACKED_ROWS + 1) * _padded(p))], [m, p])
+    HOST.run(AddGram(B.dtype), [B, G, _kept((PACKED_ROWS + 1) * _padded(p, WIDE), WIDE)], [m, p])
 
 
-def _padded(n_columns: int) -> int:
+def _lanes(dtype: np.dtype[Any]) -> int:
+    """Numbers of a register."""
+    return REGISTER_BYTES // dtype.itemsize
+
+
+def _width(dtype: np.dtype[Any]) -> int:
+    """Columns of a panel."""
+    return VECTORS * _lanes(dtype)
+
+
+_GRAM_WIDTH = INTEGER(_width(WIDE))
+
+
+def _padded(n_columns: int, dtype: np.dtype[Any]) -> int:
     """Columns of whole panels."""
-    return -(-n_columns // WIDTH) * WIDTH
+    return -(-n_columns // _width(dtype)) * _width(dtype)
 
 
-def _pack(A: Matrix) -> Matrix:
-    """The rows of A (p, p) in panels, each with as many columns as its last row has, transposed, one after another."""
-    rows = np.zeros((_padded(len(A)), len(A)))
-    rows[: len(A)] = np.tril(A)
-    panels = [rows[first : first + WIDTH, : first + WIDTH].T.ravel() for first in range(0, len(A), WIDTH)]
-    return np.concatenate(panels, out=_aligned(np.empty, sum(map(len, panels))))
+def _pack_lower(A: Tile) -> Tile:
+    """The rows of A (p, p) in panels, each with as many columns as its last row has, transposed, one after another.
+
+    The first panel, which has few columns, is the one that need not be full.
+    """
+    p, width = len(A), _width(A.dtype)
+    rows = np.zeros((max(p, width), p), A.dtype)
+    rows[:p] = np.tril(A)
+    stops = range(p % width or width, p + 1, width)
+    panels = [rows[max(stop - width, 0) :][:width, :stop].T.ravel() for stop in stops]
+    return np.concatenate(panels, out=_aligned(np.empty, sum(map(len, panels)), A.dtype))
 
 
-def _kept(size: int) -> Matrix:
-    """Of the thread, also of one that has other things computed on a GPU."""
-    return scratch("packed", (size,), WIDE, HOST)
+def _kept(size: int, dtype: np.dtype[Any]) -> Tile:
+    """Memory of the thread, also of one that has other things computed on a GPU."""
+    return _aligned(lambda size, dtype: scratch("packed", (size,), dtype, HOST), size, dtype)
 
 
-def _aligned(allocate: Callable[[int], Matrix], size: int) -> Matrix:
+def _aligned(allocate: Callable[..., Tile], size: int, dtype: np.dtype[Any]) -> Tile:
     """Memory for so many numbers that begins where a register is read at once."""
-    memory = allocate(size + LANES)
-    first = -memory.ctypes.data % REGISTER_BYTES // WIDE.itemsize
+    memory = allocate(size + _lanes(dtype), dtype)
+    first = -memory.ctypes.data % REGISTER_BYTES // dtype.itemsize
     return memory[first : first + size]
 
 
@@ -91,62 +105,74 @@ def _aligned(allocate: Callable[[int], Matrix], size: int) -> Matrix:
 class RowsTimesLower:
     """Multiplies the rows of a tile, in place."""
 
+    dtype: np.dtype[Any]
     by_rows = False
 
     def build(self, schedule: Schedule) -> Builder:
         """Of the tile (m, p), the packed factor, room for a few rows, and m, p, numbers from row to row of the room."""
-        builder = _builder("multiply", n_sizes=3)
+        builder = _builder("multiply", [self.dtype] * 3, n_sizes=3)
         tile, _, _, n_rows, n_columns, _ = builder.function.args
-        copied = INTEGER(COPIED_ROWS)
+        copied, width = INTEGER(COPIED_ROWS), INTEGER(_width(self.dtype))
+        rest = builder.srem(n_columns, width)
+        lead = builder.select(builder.icmp_signed("==", rest, INTEGER(0)), width, rest)
         with turns(builder, n_rows, by=copied) as block:
             left = _least(builder, builder.sub(n_rows, block.index), copied)
             self._copy(builder, block.index, left)
             with (
-                turns(builder, n_columns, by=_WIDTH) as panel,
+                turns(builder, builder.add(n_columns, INTEGER(1)), by=width, first=lead) as stop,
                 turns(builder, left, by=INTEGER(ROWS)) as group,
             ):
-                sums = self._sums(builder, panel.index, group.index)
-                rows = builder.add(block.index, group.index), n_rows
-                _put(builder, sums, tile, rows, (panel.index, n_columns))
+                sums = self._sums(builder, (lead, stop.index), group.index)
+                rows, column = builder.add(block.index, group.index), self._begin(builder, stop.index)
+                # What a first panel that is not full has too much, the next one replaces.
+                _put(builder, sums, tile, (rows, n_rows), (column, n_columns))
         return builder
 
     def _copy(self, builder: Builder, first: ir.Value, count: ir.Value) -> None:
         """Copy rows to the room."""
         tile, _, room, _, n_columns, stride = builder.function.args
-        with turns(builder, count) as row, turns(builder, n_columns, by=INTEGER(LANES)) as strip:
+        with turns(builder, count) as row, turns(builder, n_columns, by=INTEGER(builder.lanes)) as strip:
             source = builder.add(builder.mul(builder.add(first, row.index), n_columns), strip.index)
             mask = _within(builder, strip.index, n_columns)
-            found = lanes_at(builder, tile, source, WIDE, mask)
+            found = lanes_at(builder, tile, source, self.dtype, mask)
             store(found, room, builder.add(builder.mul(row.index, stride), strip.index), None)
 
-    def _sums(self, builder: Builder, panel: ir.Value, group: ir.Value) -> Sums:
-        """Those of a panel and a group of copied rows.
+    def _begin(self, builder: Builder, stop: ir.Value) -> ir.Value:
+        """The first column of the panel that ends before ``stop``."""
+        return _most(builder, builder.sub(stop, INTEGER(_width(self.dtype))), INTEGER(0))
 
-        The panels before it are 1, 2, … times as long as they are wide. The factor is triangular, so that one vector of
-        a panel ends before another.
+    def _sums(self, builder: Builder, ends: tuple[ir.Value, ir.Value], group: ir.Value) -> Sums:
+        """Those of a panel and a group of copied rows; where the first panel ends, and this one.
+
+        The factor is triangular: a panel has terms up to where it ends, and one of its vectors ends before another.
         """
-        _, packed, room, _, n_columns, stride = builder.function.args
-        before = builder.sdiv(builder.mul(panel, builder.add(panel, _WIDTH)), INTEGER(2))
-        count = _least(builder, builder.add(panel, _WIDTH), n_columns)
-        following = builder.add(before, builder.mul(count, _WIDTH))
-        terms_before = builder.mul(builder.sdiv(group, INTEGER(ROWS)), count)
+        _, packed, room, _, _, stride = builder.function.args
+        (lead, stop), lanes, width = ends, builder.lanes, INTEGER(_width(self.dtype))
+        # Each of the panels before has as many terms as its end says, (lead + stop - width)/2 of them on average.
+        number = builder.sdiv(builder.sub(stop, lead), width)
+        twice = builder.mul(number, builder.sub(builder.add(lead, stop), width))
+        before = builder.mul(builder.sdiv(twice, INTEGER(2)), width)
+        # While a panel is applied to the copied rows, the next one is brought, so many of its numbers with every term.
+        brought_each = INTEGER(_width(self.dtype) * ROWS // COPIED_ROWS)
+        following = builder.add(before, builder.mul(stop, width))
+        terms_before = builder.mul(builder.sdiv(group, INTEGER(ROWS)), stop)
         places = [builder.mul(builder.add(group, INTEGER(row)), stride) for row in range(ROWS)]
 
         def vectors(k: ir.Value) -> ir.Value:
-            brought = builder.mul(builder.add(terms_before, k), INTEGER(BROUGHT))
+            brought = builder.mul(builder.add(terms_before, k), brought_each)
             _bring(builder, packed, builder.add(following, brought))
-            return builder.add(before, builder.mul(k, _WIDTH))
+            return builder.add(before, builder.mul(k, width))
 
         def numbers(k: ir.Value) -> list[ir.Value]:
             return [builder.add(place, k) for place in places]
 
-        first, sums, ended = INTEGER(0), _zeros(builder, VECTORS), _zeros(builder, 0)
-        for number in range(VECTORS):
-            stop = _least(builder, builder.add(panel, INTEGER((number + 1) * LANES)), n_columns)
-            sums = _with_terms(sums, (first, stop), (packed, number, vectors), (room, numbers))
+        first, sums, ended = INTEGER(0), _zeros(builder, VECTORS, self.dtype), _zeros(builder, 0, self.dtype)
+        for vector in range(VECTORS):
+            end = _least(builder, builder.add(self._begin(builder, stop), INTEGER((vector + 1) * lanes)), stop)
+            sums = _with_terms(sums, (first, end), (packed, vector, vectors), (room, numbers))
             for row, found in zip(ended, sums, strict=True):
                 row.append(found.pop(0))
-            first = stop
+            first = end
         return ended
 
     def extent(self, *sizes: int) -> tuple[int, int]:
@@ -156,21 +182,22 @@ class RowsTimesLower:
 
 @dataclass(frozen=True)
 class AddGram:
-    """Adds the Gram matrix of the columns of a tile to the lower triangle of a matrix."""
+    """Adds the Gram matrix of the columns of a tile, in float64, to the lower triangle of a matrix."""
 
+    dtype: np.dtype[Any]
     by_rows = False
 
     def build(self, schedule: Schedule) -> Builder:
         """Of the tile (m, p), the matrix (p, p), room for panels, and m, p."""
-        builder = _builder("gram", n_sizes=2)
+        builder = _builder("gram", [self.dtype, WIDE, WIDE], n_sizes=2)
         _, _, _, n_rows, n_columns = builder.function.args
-        packed, used = INTEGER(PACKED_ROWS), INTEGER(USED_COLUMNS)
+        packed, used = INTEGER(PACKED_ROWS), INTEGER(USED_PANELS * _width(WIDE))
         with turns(builder, n_rows, by=packed) as block:
             count = _least(builder, builder.sub(n_rows, block.index), packed)
             self._pack(builder, block.index, count)
             with turns(builder, n_columns, by=used) as part:
                 stop = _least(builder, builder.add(part.index, used), n_columns)
-                with turns(builder, stop, by=_WIDTH) as panel:
+                with turns(builder, stop, by=_GRAM_WIDTH) as panel:
                     below = _most(builder, builder.add(panel.index, INTEGER((VECTORS - 1) * ROWS)), part.index)
                     with turns(builder, stop, by=INTEGER(ROWS), first=below) as group:
                         self._add(builder, count, panel.index, group.index, VECTORS)
@@ -188,17 +215,20 @@ class AddGram:
     def _add(self, builder: Builder, count: ir.Value, panel: ir.Value, group: ir.Value, n_vectors: int) -> None:
         """Add products of a group of columns and the first vectors of a panel."""
         _, matrix, room, _, n_columns = builder.function.args
-        inside = builder.srem(group, _WIDTH)  # no group of columns is in two panels
+        inside = builder.srem(group, _GRAM_WIDTH)  # no group of columns is in two panels
         begin, other = (self._begin(builder, count, one) for one in (panel, builder.sub(group, inside)))
         places = [builder.add(builder.add(other, inside), INTEGER(row)) for row in range(ROWS)]
 
         def vectors(k: ir.Value) -> ir.Value:
-            return builder.add(begin, builder.mul(k, _WIDTH))
+            return builder.add(begin, builder.mul(k, _GRAM_WIDTH))
 
         def numbers(k: ir.Value) -> list[ir.Value]:
-            return [builder.add(place, builder.mul(k, _WIDTH)) for place in places]
+            return [builder.add(place, builder.mul(k, _GRAM_WIDTH)) for place in places]
 
-        sums = _with_terms(_zeros(builder, n_vectors), (INTEGER(0), count), (room, 0, vectors), (room, numbers))
+        for line in _rows_from(builder, group, panel, n_columns):
+            for number in range(n_vectors):
+                _bring(builder, matrix, builder.add(line, INTEGER(number * builder.lanes)), nearest=True)
+        sums = _with_terms(_zeros(builder, n_vectors, WIDE), (INTEGER(0), count), (room, 0, vectors), (room, numbers))
         _put(builder, sums, matrix, (group, n_columns), (panel, n_columns), added=True)
 
     def _begin(self, builder: Builder, count: ir.Value, panel: ir.Value) -> ir.Value:
@@ -211,15 +241,15 @@ class AddGram:
     def _pack(self, builder: Builder, first: ir.Value, count: ir.Value) -> None:
         """Copy rows to panels of some columns, with zeros where there are no more columns."""
         tile, _, room, _, n_columns = builder.function.args
-        with turns(builder, count) as row, turns(builder, n_columns, by=_WIDTH) as panel:
+        with turns(builder, count) as row, turns(builder, n_columns, by=_GRAM_WIDTH) as panel:
             source = builder.mul(builder.add(first, row.index), n_columns)
-            target = builder.add(self._begin(builder, count, panel.index), builder.mul(row.index, _WIDTH))
+            target = builder.add(self._begin(builder, count, panel.index), builder.mul(row.index, _GRAM_WIDTH))
             for number in range(VECTORS):
-                shift = INTEGER(number * LANES)
+                shift = INTEGER(number * builder.lanes)
                 column = builder.add(panel.index, shift)
                 mask = _within(builder, column, n_columns)
-                found = lanes_at(builder, tile, builder.add(source, column), WIDE, mask)
-                store(found, room, builder.add(target, shift), None)
+                found = lanes_at(builder, tile, builder.add(source, column), self.dtype, mask)
+                store(found.astype(WIDE), room, builder.add(target, shift), None)
 
     def extent(self, *sizes: int) -> tuple[int, int]:
         """Those of the matrix."""
@@ -229,12 +259,14 @@ class AddGram:
 # --- Parts of both ------------------------------------------------------------------------------------
 
 
-def _builder(kind: str, n_sizes: int) -> Builder:
-    return Builder(kind, [SCALARS[WIDE].as_pointer()] * 3 + [INTEGER] * n_sizes, LANES)
+def _builder(kind: str, dtypes: list[np.dtype[Any]], n_sizes: int) -> Builder:
+    """Of arrays, the widest of which have the numbers of a register side by side."""
+    lanes = min(map(_lanes, dtypes))
+    return Builder(kind, [SCALARS[dtype].as_pointer() for dtype in dtypes] + [INTEGER] * n_sizes, lanes)
 
 
-def _zeros(builder: Builder, n_vectors: int) -> Sums:
-    zero = Lanes(builder, same(SCALARS[WIDE](0.0), LANES), WIDE)
+def _zeros(builder: Builder, n_vectors: int, dtype: np.dtype[Any]) -> Sums:
+    zero = Lanes(builder, same(SCALARS[dtype](0.0), builder.lanes), dtype)
     return [[zero] * n_vectors for _ in range(ROWS)]
 
 
@@ -248,17 +280,17 @@ def _with_terms(
 
     Vectors, from which number on, and where those of a term begin; numbers, and where those of a term are.
     """
-    builder, n_vectors = sums[0][0].builder, len(sums[0])
+    builder, dtype, n_vectors = sums[0][0].builder, sums[0][0].dtype, len(sums[0])
     (first, stop), (factor, skipped, begin), (source, places) = terms, vectors, numbers
     with turns(builder, stop, first=first, begin=[one.value for row in sums for one in row]) as term:
         place = begin(term.index)
         found = [
-            lanes_at(builder, factor, builder.add(place, INTEGER((skipped + number) * LANES)), WIDE)
+            lanes_at(builder, factor, builder.add(place, INTEGER((skipped + number) * builder.lanes)), dtype)
             for number in range(n_vectors)
         ]
-        totals = [Lanes(builder, total, WIDE) for total in term.totals]
+        totals = [Lanes(builder, total, dtype) for total in term.totals]
         for row, at in enumerate(places(term.index)):
-            number, before = splat(builder, source, at), totals[row * n_vectors : (row + 1) * n_vectors]
+            number, before = splat(builder, source, at, dtype), totals[row * n_vectors : (row + 1) * n_vectors]
             term.next += [number.times(one, plus=total).value for one, total in zip(found, before, strict=True)]
     return [totals[row * n_vectors : (row + 1) * n_vectors] for row in range(ROWS)]
 
@@ -271,45 +303,51 @@ def _put(
     columns: tuple[ir.Value, ir.Value],
     added: bool = False,
 ) -> None:
-    """Store sums from a row and a column on, as far as there are rows and columns, or add them to what is there.
-
-    All is read before anything is written: rows may be so far apart that a processor takes their places for the same.
-    """
-    (first, n_rows), (column, n_columns) = rows, columns
+    """Store sums from a row and a column on, as far as there are rows and columns, or add them to what is there."""
+    (first, n_rows), (column, n_columns), lanes, dtype = rows, columns, builder.lanes, sums[0][0].dtype
     lines = [builder.add(first, INTEGER(row)) for row in range(ROWS)]
-    shifts = [builder.add(column, INTEGER(number * LANES)) for number in range(len(sums[0]))]
-    places = [builder.add(builder.mul(line, n_columns), shift) for line in lines for shift in shifts]
+    shifts = [INTEGER(number * lanes) for number in range(len(sums[0]))]
+    places = _rows_from(builder, first, column, n_columns)
 
-    def move(masks: list[ir.Value | None]) -> None:
-        found = [one for row in sums for one in row]
-        if added:
-            known = [lanes_at(builder, target, place, WIDE, mask) for place, mask in zip(places, masks, strict=True)]
-            found = [one + other for one, other in zip(known, found, strict=True)]
-        for one, place, mask in zip(found, places, masks, strict=True):
-            store(one, target, place, mask)
+    def move(masks: Callable[[ir.Value], list[ir.Value | None]]) -> None:
+        for line, place, found in zip(lines, places, sums, strict=True):
+            for one, shift, mask in zip(found, shifts, masks(line), strict=True):
+                at = builder.add(place, shift)
+                store(lanes_at(builder, target, at, dtype, mask) + one if added else one, target, at, mask)
+
+    def within(line: ir.Value) -> list[ir.Value | None]:
+        stop = builder.select(builder.icmp_signed("<", line, n_rows), n_columns, INTEGER(0))
+        return [_within(builder, builder.add(column, shift), stop) for shift in shifts]
 
     all_rows = builder.icmp_signed("<", lines[-1], n_rows)
-    all_columns = builder.icmp_signed("<=", builder.add(shifts[-1], INTEGER(LANES)), n_columns)
+    all_columns = builder.icmp_signed("<=", builder.add(column, INTEGER(len(shifts) * lanes)), n_columns)
     with builder.if_else(builder.and_(all_rows, all_columns)) as (whole, cut):
         with whole:
-            move([None] * len(places))
+            move(lambda line: [None] * len(shifts))
         with cut:
-            stops = [builder.select(builder.icmp_signed("<", line, n_rows), n_columns, INTEGER(0)) for line in lines]
-            move([_within(builder, shift, stop) for stop in stops for shift in shifts])
+            move(within)
 
 
-def _bring(builder: Builder, numbers: ir.Value, place: ir.Value) -> None:
-    """Have what is at a place brought to the cache of the core, if there is anything."""
+def _rows_from(builder: Builder, first: ir.Value, column: ir.Value, n_columns: ir.Value) -> list[ir.Value]:
+    """Where the rows from the first on have a column."""
+    places = [builder.add(builder.mul(first, n_columns), column)]
+    while len(places) < ROWS:
+        places.append(builder.add(places[-1], n_columns))
+    return places
+
+
+def _bring(builder: Builder, numbers: ir.Value, place: ir.Value, nearest: bool = False) -> None:
+    """Have what is at a place brought to the nearest cache of the core or to the second one, if there is anything."""
     kind, number = ir.IntType(8).as_pointer(), ir.IntType(32)
     signature = ir.FunctionType(ir.VoidType(), [kind, number, number, number])
-    reading, second_cache, data = number(0), number(2), number(1)
+    reading, cache, data = number(0), number(3 if nearest else 2), number(1)
     address = builder.bitcast(builder.gep(numbers, [place]), kind)
-    builder.call(declared(builder, "prefetch", signature, kind), [address, reading, second_cache, data])
+    builder.call(declared(builder, "prefetch", signature, kind), [address, reading, cache, data])
 
 
 def _within(builder: Builder, first: ir.Value, stop: ir.Value) -> ir.Value:
     """Which lanes from ``first`` on are before ``stop``."""
-    numbers = ir.VectorType(INTEGER, LANES)(list(range(LANES)))
+    numbers = ir.VectorType(INTEGER, builder.lanes)(list(range(builder.lanes)))
     return builder.icmp_signed("<", numbers, repeated(builder, builder.sub(stop, first)))
 
 

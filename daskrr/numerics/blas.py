@@ -188,16 +188,24 @@ def solve_rows(A: NDArray, B: NDArray) -> None:
 
 
 def add_gram(B: NDArray, G: NDArray) -> None:
-    """Add BᵀB to the lower triangle of G (p, p), for B (m, p); what is above it is of no use then."""
+    """Add BᵀB to the lower triangle of G (p, p), for B (m, p); what is above it is of no use then.
+
+    Numbers of float32 are widened where G is of float64: their products are exact then.
+    """
     m, p = B.shape
-    if _check_square(G) != p or G.dtype != B.dtype or not B.flags.c_contiguous:
+    if _check_square(G) != p or not np.can_cast(B.dtype, G.dtype) or not B.flags.c_contiguous:
         raise ValueError(f"cannot add the Gram matrix of {B.shape} {B.dtype} to {G.shape} {G.dtype}")
     if not m or not p:
         return
+    if device.home(B).is_host and products.suit(B) and G.dtype == np.float64:
+        products.add_gram(B, G)
+        return
+    if B.dtype != G.dtype:
+        wide = device.scratch("wide", B.shape, G.dtype, device.home(B))
+        np.copyto(wide, B)
+        B = wide
     if isinstance(where := device.home(B), Accelerator):
         where.add_gram(B, G)
-    elif products.suit(B):
-        products.add_gram(B, G)
     else:
         _call(cython_blas, "syrk", B.dtype, "U", "N", p, m, 1.0, B, p, 1.0, G, p)
 

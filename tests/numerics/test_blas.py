@@ -119,7 +119,7 @@ def test_add_gram__takes_empty_tiles(shape):
         (lambda: blas.multiply_rows(np.eye(3), np.ones((4, 3), np.float32)), "float32"),
         (lambda: blas.multiply_rows(np.eye(3), np.ones((4, 6))[:, ::2]), "in place"),
         (lambda: blas.add_gram(np.ones((4, 3)), np.eye(2)), r"\(2, 2\)"),
-        (lambda: blas.add_gram(np.ones((4, 3), np.float32), np.eye(3)), "float32"),
+        (lambda: blas.add_gram(np.ones((4, 3)), np.eye(3, dtype=np.float32)), "float32"),
         (lambda: blas.add_gram(np.ones((3, 4)).T, np.eye(3)), "Gram"),
     ],
 )
@@ -197,8 +197,8 @@ def test_one_thread__is_restored_after_an_error():
         lambda: blas.cholesky(positive(600)),
         lambda: blas.pivoted_cholesky(positive(600), 1e-9),
         lambda: blas.invert_lower(np.eye(900)),
-        lambda: blas.multiply_rows(np.eye(900), np.ones((900, 900))),
-        lambda: blas.add_gram(np.ones((900, 900)), np.eye(900)),
+        lambda: blas.multiply_rows(np.eye(1100), np.ones((900, 1100))),
+        lambda: blas.add_gram(np.ones((900, 1100)), np.eye(1100)),
     ],
 )
 def test_primitives__let_other_threads_run(call, monkeypatch):
