@@ -1,6 +1,8 @@
 """Two jobs on one output: one works and the other is told so, until the one is dead."""
 
+import contextlib
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -11,6 +13,7 @@ from processes import race, stop_when
 from scenes import digest, ended, make_points, n_receipts, reference, run, score_command, score_here, started, until
 
 from daskrr.apps.cli.telling import failure
+from daskrr.errors import DaskrrError
 from daskrr.jobs import reader
 from daskrr.runtime.progress import Event
 
@@ -63,13 +66,23 @@ def test_commands__started_together_have_one_winner_and_the_other_exits_with_5(t
         output = tmp_path / f"{number}.zarr"
         command = score_command(points, output)
         with started(command) as one, started(command) as other:
-            until(lambda one=one, other=other: one.poll() is not None or other.poll() is not None)
-            loser, winner = (one, other) if other.poll() is None else (other, one)
+            holder = until(lambda output=output: holder_of(output))
+            winner, loser = (one, other) if one.pid == holder else (other, one)
+            winner.send_signal(signal.SIGSTOP)  # however long the other takes to begin
             _, complaints = ended(loser, 5)
             assert f"process {winner.pid} on " in complaints
+            winner.send_signal(signal.SIGCONT)
             ended(winner, 0)
         assert digest(output) == expected
         shutil.rmtree(output)
+
+
+def holder_of(output: Path) -> int | None:
+    """The process that works on an output, if there is one."""
+    with contextlib.suppress(DaskrrError):  # nothing is there yet
+        lease = reader.status(output)["lease"]
+        return lease["pid"] if lease and lease["held"] else None
+    return None
 
 
 # --- Row 23: a holder that is dead --------------------------------------------------------------------
