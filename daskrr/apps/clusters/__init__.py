@@ -69,6 +69,9 @@ def local_cluster(
         # keeps what it saw in each second for an hour, so that the memory of a worker would grow as long.
         "distributed.worker.profile.interval": "200ms",
         "distributed.worker.profile.cycle": "10s",
+        # To see whether its loop still answers, a worker wakes up fifty times a second: as much again, on a core whose
+        # caches are full of something else.
+        "distributed.admin.tick.interval": "500ms",
         # A task that Dask gives up after two workers is run again, alone, which tells more than two workers more.
         "distributed.scheduler.allowed-failures": 1,
         # Dask knows the like of other libraries.
