@@ -27,7 +27,7 @@ Pieces = Iterable[NDArray]
 TILE_ELEMENTS = 2**18
 WORTHWHILE_ROWS = 512
 TILE_FLOPS = 1e10
-PANEL_BYTES = 2**20
+PANEL_BYTES = 2**21
 
 # Kernels make copies of the rows of a panel, so that wide rows are few at a time; with fewer still, reading the
 # landmarks would take longer than the products.
@@ -100,7 +100,7 @@ class BlockReader:
 
 def check_finite(piece: NDArray, first_row: int, name: str = "the input") -> None:
     """Raise :class:`InvalidData` naming the first rows of ``piece`` (m, d) that hold NaN or infinity."""
-    if piece.dtype.kind not in "fc" or np.isfinite(piece).all():
+    if piece.dtype.kind not in "fc" or _all_finite(piece):
         return
     bad = np.flatnonzero(~np.isfinite(piece).all(axis=1))
     named = ", ".join(str(first_row + row) for row in bad[:5]) + (", …" if len(bad) > 5 else "")
@@ -134,8 +134,14 @@ def kernel_tiles(
 
 def check_overflow(values: NDArray, first_row: int) -> None:
     """Raise :class:`InvalidData` if what was computed from a block's kernel values is not finite."""
-    if not np.isfinite(values).all():
+    if not _all_finite(values):
         raise InvalidData(
             f"kernel values of the block of rows from {first_row}, or sums of them, overflow the dtype of the tiles. "
             "Scale the features, or use dtype='float64'."
         )
+
+
+@LEGAL_OVERFLOW
+def _all_finite(values: NDArray) -> bool:
+    """Whether all are: a finite sum has no NaN and no infinity in it, and takes one look at each."""
+    return bool(np.isfinite(values.sum()) or np.isfinite(values).all())
