@@ -6,6 +6,7 @@ on the same GPU, measured in the same worker before and after. The cores of the 
 """
 
 import json
+import os
 import sys
 import tempfile
 import time
@@ -115,14 +116,12 @@ def measure(case: Case, folder: Path, number: int | None) -> dict[str, Any]:
         tempfile.TemporaryDirectory(dir=folder) as target,
     ):
         store, small = folder / case.store, folder / f"small-{case.store}"
-        output = Path(target) / "scores.zarr"
         daskrr.score_to_zarr(small, f"{target}/small.zarr", kernel, RIDGE, 64, progress=False, **settings)
         before, seconds = rate(case, client), []
-        for _ in range(case.repeats):
+        for repeat in range(case.repeats):
+            output = Path(target) / f"{repeat}.zarr"
             began = time.perf_counter()
-            summary = daskrr.score_to_zarr(
-                store, output, kernel, RIDGE, case.n_landmarks, overwrite=True, progress=False, **settings
-            )
+            summary = daskrr.score_to_zarr(store, output, kernel, RIDGE, case.n_landmarks, progress=False, **settings)
             seconds.append(time.perf_counter() - began)
         after = rate(case, client)
         peak = max(harness.peak_bytes(pid) for pid in harness.worker_pids(client).values())
@@ -156,6 +155,7 @@ def write_stores(cases: list[Case], folder: Path, number: int | None) -> None:
                 row_bytes = case.n_features * (4 if case.stored == "float32" else 8)
                 rows = min(CHUNK_BYTES // row_bytes, n_rows)
                 harness.write_store_on(client, folder / name, (n_rows, case.n_features), rows, case.stored, SEED)
+    os.sync()  # what was written is not to be under way to the disk while something is timed
 
 
 def show(results: list[dict[str, Any]]) -> None:

@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -356,7 +357,8 @@ def base_records(journal: Journal) -> list[str] | None:
     """Names of the sums that a run has left for a later one with more rows; None if one of them is damaged."""
     names = journal.records.names(journal.prefix)
     found = [name for name in names if name.startswith(f"{journal.prefix}/{BASE}")]
-    return found if all(map(journal.records.has, found)) else None
+    with ThreadPoolExecutor() as threads:
+        return found if all(threads.map(journal.records.has, found)) else None
 
 
 def packed(arrays: list[Any]) -> dict[str, Any]:

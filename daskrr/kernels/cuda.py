@@ -7,7 +7,7 @@ fixed order, and float32 stays float32: two runs on the same kind of GPU have th
 import ctypes
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -29,13 +29,18 @@ MOST_TILE_ELEMENTS = 2**27
 MOST_TILE_ROWS, LEAST_TILE_ROWS = 65_536, 512
 
 # What tiles may take of the memory of a GPU, how many threads have some at a time, and how many each of them has. A
-# core takes ten times as long to read, decode and check rows as a GPU to compute what is asked of them.
+# core takes ten times as long to read, decode and check rows as a GPU to compute what is asked of them. More threads do
+# nothing but read and decode.
 SHARE_OF_TILES = 0.5
-BLOCKS_AT_ONCE = 12
+BLOCKS_AT_ONCE, PARTS_AT_ONCE = 12, 16
 TILES_OF_A_THREAD = 4
 
+# So few threads compute at a time, while others read, check and write: enough that the GPU always has something to do.
+# More of them would be in each other's way.
+TURNS = 4
+
 # What is copied to and from a GPU at a time, and how many such copies a thread has under way.
-PINNED_BYTES, COPIES_AT_ONCE = 2**23, 3
+PINNED_BYTES, COPIES_AT_ONCE = 2**24, 2
 
 # Triangles are cut into corners of so many columns, what is beside a corner is one plain product, and a corner is made
 # of such products by panels. That of a Gram matrix is as fast by cuBLAS's own routine, unless it is small.
@@ -74,6 +79,7 @@ class CudaDevice(Accelerator):
         self._cupy, self._cupyx = import_module("cupy"), import_module("cupyx")
         self._companions = Companions()
         self._threads = threading.local()
+        self._turns = threading.BoundedSemaphore(TURNS)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -95,6 +101,10 @@ class CudaDevice(Accelerator):
                 f"the GPU ran out of memory ({error}). Nothing that was stored is lost: use fewer landmarks, free what "
                 "else is on the GPU, or use device='cpu', and run the same again to go on."
             ) from None
+
+    def turn(self) -> AbstractContextManager[Any]:
+        """One of a few."""
+        return self._turns
 
     def holds(self, array: Any) -> bool:
         """Whether CuPy made it."""
@@ -294,13 +304,16 @@ def _address(number: float, kind: str) -> int:
 
 
 @cache
-def _cublas() -> ctypes.CDLL:
-    """The library that CuPy has loaded."""
+def _cublas() -> ctypes.PyDLL:
+    """The library that CuPy has loaded.
+
+    Its calls only begin something, so a thread keeps the interpreter meanwhile: to get it back takes longer.
+    """
     lines = Path("/proc/self/maps").read_text().splitlines()
     paths = {line.split()[-1] for line in lines if "/libcublas.so" in line}
     if not paths:
         raise RuntimeError("CuPy has loaded no cuBLAS")
-    return ctypes.CDLL(min(paths))
+    return ctypes.PyDLL(min(paths))
 
 
 @cache

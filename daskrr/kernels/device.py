@@ -41,6 +41,10 @@ class Device:
         """What the calling thread does meanwhile is done on the device."""
         return nullcontext()
 
+    def turn(self) -> AbstractContextManager[Any]:
+        """Have the calling thread compute tiles meanwhile, as soon as few enough others do."""
+        return nullcontext()
+
     def holds(self, array: Any) -> bool:
         """Whether an array is in the memory of the device."""
         return True

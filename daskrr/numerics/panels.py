@@ -66,6 +66,41 @@ def lower(A: Matrix) -> Matrix:
     return full
 
 
+def copied_lower(A: Matrix) -> Matrix:
+    """Copy of the lower triangle of A (…, p, p); what is above it is of no use."""
+    full = np.empty_like(A)
+
+    def fill(rows: slice) -> None:
+        full[..., rows, : rows.stop] = A[..., rows, : rows.stop]
+
+    side_by_side(fill, cut(0, A.shape[-1]))
+    return full
+
+
+def add_lower(A: Matrix, B: Matrix) -> None:
+    """Add the lower triangle of B to that of A, both (…, p, p); what is above it is of no use."""
+
+    def add(rows: slice) -> None:
+        A[..., rows, : rows.stop] += B[..., rows, : rows.stop]
+
+    side_by_side(add, cut(0, A.shape[-1]))
+
+
+def packed_lower(A: Matrix) -> NDArray[np.float64]:
+    """The lower triangle of A (p, p), row after row."""
+    return np.concatenate([A[:0].reshape(-1), *(row[: number + 1] for number, row in enumerate(A))])
+
+
+def unpacked_lower(triangle: NDArray[np.float64]) -> Matrix:
+    """What :func:`packed_lower` made a vector of, with zeros above."""
+    size = (math.isqrt(8 * len(triangle) + 1) - 1) // 2
+    full = np.zeros((size, size))
+    for number, row in enumerate(full):
+        first = number * (number + 1) // 2
+        row[: number + 1] = triangle[first : first + number + 1]
+    return full
+
+
 def times(A: Matrix, B: Matrix) -> Matrix:
     """A B, for A (m, p) and B (p, …)."""
     if not home(A).is_host:

@@ -1,6 +1,5 @@
 """Pass 1 on one block of rows: kernel columns, rows of B, their Gram matrix, residuals, and rows drawn by these."""
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -9,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskrr.errors import KernelNotPositive
-from daskrr.kernels.device import current, scratch
-from daskrr.numerics import blas, reservoir
+from daskrr.kernels.device import current
+from daskrr.numerics import blas, panels, reservoir
 from daskrr.numerics.reservoir import Order, Reservoir
 from daskrr.numerics.tiles import (
     LEGAL_OVERFLOW,
@@ -94,7 +93,7 @@ class GramPart:
     def to_record(self) -> dict[str, Any]:
         """The sums as numbers and arrays, of the symmetric matrix one triangle, which takes half the room."""
         return {
-            "triangle": self.gram[np.tri(len(self.gram), dtype=bool)],
+            "triangle": panels.packed_lower(self.gram),
             "totals": asdict(self.totals),
             "drawn": {name: vars(one) for name, one in self.drawn.items()},
         }
@@ -102,19 +101,15 @@ class GramPart:
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "GramPart":
         """What :meth:`to_record` made."""
-        triangle = record["triangle"]
-        rank = (math.isqrt(8 * len(triangle) + 1) - 1) // 2
-        gram = np.zeros((rank, rank))
-        gram[np.tri(rank, dtype=bool)] = triangle
         drawn = {name: Reservoir(**one) for name, one in record["drawn"].items()}
-        return cls(gram, (), Totals(**record["totals"]), drawn)
+        return cls(panels.unpacked_lower(record["triangle"]), (), Totals(**record["totals"]), drawn)
 
     def __sizeof__(self) -> int:
         return self.gram.nbytes + sum(one.__sizeof__() for one in (*self.kept, *self.drawn.values()))
 
     def __add__(self, other: "GramPart") -> "GramPart":
         """The sum of this part, which is used up, and the one after it."""
-        np.add(self.gram, other.gram, out=self.gram)
+        panels.add_lower(self.gram, other.gram)
         return GramPart(
             gram=self.gram,
             kept=self.kept + other.kept,
@@ -163,7 +158,7 @@ class GramSum:
             if self._n_rows + len(few) > self._most:
                 self._end_chain()
             self._n_rows += len(few)
-            blas.add_gram(_widened(few), self._chain)
+            blas.add_gram(few, self._chain)
 
     def matrix(self) -> NDArray[np.float64]:
         """The sum, of which the lower triangle counts; nothing can be added any more."""
@@ -182,14 +177,6 @@ class GramSum:
             self._chain.fill(0.0)
             self._n_joined += 1
         self._longest, self._n_rows = max(self._longest, self._n_rows), 0
-
-
-def _widened(B: NDArray) -> NDArray[np.float64]:
-    if B.dtype == np.float64:
-        return B
-    wide = scratch("wide", B.shape, np.float64)
-    np.copyto(wide, B)
-    return wide
 
 
 def no_less_than_residual(residual: NDArray[np.float64], error: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -254,11 +241,12 @@ def gram_block(
     for piece in reader:
         diagonal, before = whitener.diagonal(piece), reader.n_rows - len(piece)
         tile_residuals = [np.empty(0)]
-        for rows, _, C in kernel_tiles(whitener.columns, piece, rank, dtype):
-            B = blas.multiply_rows(whitener.inverse, C)
-            tile_residuals.append(diagonal[rows] - blas.row_norms(B))
-            if sums is not None:
-                sums.add(B, piece[rows], before + rows.start)
+        with current().turn():
+            for rows, _, C in kernel_tiles(whitener.columns, piece, rank, dtype):
+                B = blas.multiply_rows(whitener.inverse, C)
+                tile_residuals.append(diagonal[rows] - blas.row_norms(B))
+                if sums is not None:
+                    sums.add(B, piece[rows], before + rows.start)
         residual = np.concatenate(tile_residuals)
         check_overflow(residual, first_row + before)
         _check_positive(residual, diagonal, whitener.residual_error, first_row + before)

@@ -43,15 +43,12 @@ class Probe:
     inverse_weights: NDArray[np.float64]
     scale: float
 
-    def squares(
-        self, X: NDArray, C: NDArray, residual: NDArray[np.float64], error: NDArray[np.float64], first_row: int | None
-    ) -> NDArray[np.float64]:
-        """Σ_a E_ia²/w_a (m,) of the rows X (m, d) with kernel columns C, both on the device, or 0 where none is left.
+    def squares(self, X: NDArray, C: NDArray, most: NDArray[np.float64], first_row: int | None) -> NDArray[np.float64]:
+        """Σ_a E_ia²/w_a (m,) of the rows X (m, d) with kernel columns C, both on the device.
 
-        A row shares nothing with itself; rows without numbers are none of the data, whatever their points.
+        No term is more than the residual of its row can be, ``most`` (m,). A row shares nothing with itself; rows
+        without numbers are none of the data, whatever their points.
         """
-        if not _is_clear(residual, error).any():
-            return np.zeros(len(X))
         shape = (len(X), len(self.rows))
         values, explained = scratch("probe", shape, C.dtype), scratch("explained", shape, C.dtype)
         fill_tile(self.columns, X, values)
@@ -60,24 +57,19 @@ class Probe:
             itself = np.flatnonzero((self.rows >= first_row) & (self.rows < first_row + len(X)))
             for column, row in zip(itself.tolist(), (self.rows[itself] - first_row).tolist(), strict=True):
                 values[row, column] = explained[row, column]
-        limits = current().put(no_less_than_residual(residual, error))
+        limits = current().put(most)
         return compiled.row_sums(_capped_square, [values, explained], here(self.inverse_weights), limits)
 
     def shared(
-        self, squares: NDArray[np.float64], residual: NDArray[np.float64], error: NDArray[np.float64]
+        self, squares: NDArray[np.float64], residual: NDArray[np.float64], clear: NDArray[np.bool_]
     ) -> NDArray[np.float64]:
         """(E²)_ii/E_ii − E_ii (m,), or 0 where the residual is none."""
-        clear = _is_clear(residual, error)
         return np.where(clear, self.scale * squares / np.where(clear, residual, 1.0), 0.0)
 
 
 def _capped_square(found: list[Lanes], weight: Callable[[], Lanes], limit: Callable[[], Lanes]) -> Lanes:
     difference = found[0] - found[1]
     return (difference * difference * weight()).at_most(limit())
-
-
-def _is_clear(residual: NDArray[np.float64], error: NDArray[np.float64]) -> NDArray[np.bool_]:
-    return residual > NO_RESIDUAL * error
 
 
 @dataclass(frozen=True)
@@ -293,8 +285,9 @@ def _whiten_and_score(
     for piece in reader:
         start = first_row + reader.n_rows - len(piece)
         residual = np.array(whitener.diagonal(piece), np.float64)
-        for rows, _, C in kernel_tiles(whitener.columns, piece, len(whitener.inverse), whitener.inverse.dtype):
-            residual[rows] -= blas.row_norms(blas.multiply_rows(whitener.inverse, C))
+        with current().turn():
+            for rows, _, C in kernel_tiles(whitener.columns, piece, len(whitener.inverse), whitener.inverse.dtype):
+                residual[rows] -= blas.row_norms(blas.multiply_rows(whitener.inverse, C))
         check_overflow(residual, start)
         parts += _score_piece(scorer, piece, residual, start, is_new)
     checksums = np.array(reader.checksums, np.uint32)
@@ -312,19 +305,20 @@ def _score_piece(
         yield _score_rows(scorer, X[rows], residual[rows], first_row + start, is_new)
 
 
-def _read_tiles(scorer: Scorer, X: NDArray, residual: NDArray, error: NDArray, first_row: int | None) -> TileReading:
-    """All that takes the kernel columns of the rows X (m, d), tile by tile."""
+def _read_tiles(scorer: Scorer, X: NDArray, most: NDArray, clear: NDArray, first_row: int | None) -> TileReading:
+    """All that takes the kernel columns of the rows X (m, d), tile by tile; the probe where a residual is ``clear``."""
     rank, dtype = scorer.factors[0].shape[1], scorer.factors[0].dtype
     found = []
-    for rows, points, C in kernel_tiles(scorer.columns, X, rank, dtype):
-        number = None if first_row is None else first_row + rows.start
-        probe = subset = np.empty((len(C), 0))
-        if scorer.probe is not None:
-            probe = scorer.probe.squares(points, C, residual[rows], error[rows], number)
-        if scorer.subset is not None:
-            subset = scorer.subset.norms(C)
-        products, leading = scorer.read(C)
-        found.append(TileReading(products, leading, probe, subset))
+    with current().turn():
+        for rows, points, C in kernel_tiles(scorer.columns, X, rank, dtype):
+            number = None if first_row is None else first_row + rows.start
+            probe = subset = np.empty((len(C), 0))
+            if scorer.probe is not None:
+                probe = scorer.probe.squares(points, C, most[rows], number) if clear[rows].any() else np.zeros(len(C))
+            if scorer.subset is not None:
+                subset = scorer.subset.norms(C)
+            products, leading = scorer.read(C)
+            found.append(TileReading(products, leading, probe, subset))
     return TileReading(**{name: _stacked(found, name) for name in _names(TileReading)})
 
 
@@ -332,8 +326,9 @@ def _score_rows(scorer: Scorer, X: NDArray, residual: NDArray, first_row: int, i
     """Everything about the rows X (m, d); new ones are none of the data."""
     shifts, diagonal, certainty = scorer.shifts, scorer.diagonal(X), scorer.certainty
     error, number = scorer.residual_error * diagonal, None if is_new else first_row
-    read = _read_tiles(scorer, X, residual, error, number)
-    shared = 0.0 if scorer.probe is None else scorer.probe.shared(read.probe, residual, error)
+    clear = residual > NO_RESIDUAL * error
+    read = _read_tiles(scorer, X, no_less_than_residual(residual, error), clear, number)
+    shared = 0.0 if scorer.probe is None else scorer.probe.shared(read.probe, residual, clear)
     subset = None
     if scorer.subset is not None:
         subset = scorer.subset.bounds(read.subset, diagonal, error, number, shifts, scorer.factors[0].dtype)
@@ -354,8 +349,7 @@ def _score_rows(scorer: Scorer, X: NDArray, residual: NDArray, first_row: int, i
     if certainty is not None:
         facts = _tightened(facts, explained + error, shifts, errors)
         interval = _certify(facts, shifts, certainty, first_row, is_new)
-    e = np.where(_is_clear(residual, error), residual, 0.0)
-    guess = bounds.estimate(facts.scores, e, shared, shifts)
+    guess = bounds.estimate(facts.scores, np.where(clear, residual, 0.0), shared, shifts)
     if interval is not None:
         guess = np.clip(guess, interval.lower, interval.upper)
     return ScoredRows(
@@ -426,7 +420,7 @@ def _names(kind: type) -> list[str]:
 
 def _stacked(parts: list[Any], name: str) -> Any:
     arrays = [getattr(part, name) for part in parts]
-    return None if arrays[0] is None else np.concatenate(arrays)
+    return arrays[0] if arrays[0] is None or len(arrays) == 1 else np.concatenate(arrays)
 
 
 def _check_unchanged(reader: BlockReader, kept: KeptResiduals, first_row: int) -> None:

@@ -51,9 +51,10 @@ def predict_block(predictor: Predictor, pieces: Pieces, first_row: int) -> NDArr
     rank, n_targets = predictor.coefficients.shape
     predictions = [np.empty((0, n_targets))]
     for piece in BlockReader(pieces, first_row):
-        for _, _, C in kernel_tiles(predictor.columns, piece, rank, F64):
-            predictions.append(current().get(C @ here(predictor.coefficients)) + predictor.intercept)
-            check_overflow(predictions[-1], first_row)
+        with current().turn():
+            for _, _, C in kernel_tiles(predictor.columns, piece, rank, F64):
+                predictions.append(current().get(C @ here(predictor.coefficients)) + predictor.intercept)
+                check_overflow(predictions[-1], first_row)
     return np.concatenate(predictions)
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from daskrr import __version__
 from daskrr.errors import InvalidData
 from daskrr.numerics.factorize import RidgeFactor
+from daskrr.numerics.panels import packed_lower, unpacked_lower
 from daskrr.numerics.whitening import Whitening
 from daskrr.nystrom.factors import Factors, ProbeRows, TileFactors
 from daskrr.storage.output import FORMAT, RESULT_KEY, Output, is_begun
@@ -33,16 +34,16 @@ Arrays = dict[str, NDArray]
 def packed(payload: TileFactors, probe: ProbeRows | None) -> tuple[Arrays, dict[str, Any]]:
     """Arrays and numbers of what scores new rows: the factors for new rows, and the probe."""
     inverse, ridge = payload.factors
-    arrays = {"landmarks": payload.landmarks, "inverse": triangle_of(inverse)}
+    arrays = {"landmarks": payload.landmarks, "inverse": packed_lower(inverse)}
     facts = {"n_landmarks": payload.n_landmarks, "kernel_error": payload.kernel_error}
     if payload.eigenvalues is None:
-        arrays |= {"ridge": triangle_of(ridge)}
+        arrays |= {"ridge": packed_lower(ridge)}
     else:
         arrays |= {"ridge": ridge, "eigenvalues": payload.eigenvalues}
     if payload.leading is not None:
         arrays["leading"], arrays["leading_eigenvalues"], facts["largest_left"] = payload.leading
     if payload.subset:
-        arrays["subset"] = np.stack([triangle_of(one) for one in payload.subset])
+        arrays["subset"] = np.stack([packed_lower(one) for one in payload.subset])
     if probe is not None:
         facts["probe_scale"] = probe.scale
         arrays |= {f"probe_{name}": getattr(probe, name) for name in PROBE_ARRAYS}
@@ -52,7 +53,7 @@ def packed(payload: TileFactors, probe: ProbeRows | None) -> tuple[Arrays, dict[
 def unpacked(arrays: Arrays, facts: dict[str, Any]) -> tuple[Factors, ProbeRows | None]:
     """What :func:`packed` was given, as factors and a probe."""
     rank, unknown, nothing = len(arrays["landmarks"]), float("nan"), np.empty(0)
-    inverse = square_of(arrays["inverse"], rank)
+    inverse = unpacked_lower(arrays["inverse"])
     single = "eigenvalues" not in arrays
     leading = None
     if "leading" in arrays:
@@ -62,7 +63,7 @@ def unpacked(arrays: Arrays, facts: dict[str, Any]) -> tuple[Factors, ProbeRows 
         n_landmarks=facts["n_landmarks"],
         whitening=Whitening(np.arange(rank), inverse, unknown, facts["kernel_error"], unknown),
         ridge=RidgeFactor(
-            inverse=square_of(arrays["ridge"], rank) if single else arrays["ridge"],
+            inverse=unpacked_lower(arrays["ridge"]) if single else arrays["ridge"],
             combined=None,
             eigenvalues=arrays.get("eigenvalues"),
             leading=leading,
@@ -72,7 +73,7 @@ def unpacked(arrays: Arrays, facts: dict[str, Any]) -> tuple[Factors, ProbeRows 
             gram_norm=unknown,
             gram_error=unknown,
         ),
-        subset=tuple(square_of(one, rank) for one in arrays.get("subset", ())),
+        subset=tuple(unpacked_lower(one) for one in arrays.get("subset", ())),
     )
     if "probe_scale" not in facts:
         return factors, None
@@ -127,18 +128,6 @@ def _read(group: zarr.Group, key: str, told: dict[str, Any], name: str) -> NDArr
             f"{tuple(told['shape'])} that was written."
         )
     return values
-
-
-def triangle_of(lower: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The lower triangle of a square matrix, row by row."""
-    return lower[np.tri(len(lower), dtype=bool)]
-
-
-def square_of(triangle: NDArray[np.float64], size: int) -> NDArray[np.float64]:
-    """The matrix with a lower triangle, and zeros above."""
-    full = np.zeros((size, size))
-    full[np.tri(size, dtype=bool)] = triangle
-    return full
 
 
 def read_stored(path: str | os.PathLike) -> tuple[Any, dict[str, Any]]:

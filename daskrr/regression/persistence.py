@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from daskrr import __version__
 from daskrr.errors import InvalidData
 from daskrr.kernels import Kernel, as_kernel, from_spec
+from daskrr.numerics.panels import packed_lower, unpacked_lower
 from daskrr.numerics.ridge import Solution, Sums
 from daskrr.numerics.whitening import Whitening
-from daskrr.nystrom.saving import square_of, triangle_of
 from daskrr.nystrom.strategies import from_plain, is_strategy, plain
 from daskrr.regression.factors import FitFactors, with_solution
 from daskrr.storage.output import Output
@@ -95,7 +95,7 @@ def write_model(
     arrays: dict[str, NDArray] = {name: getattr(factors.sums, name) for name in SUMMED} | vars(factors.solution)
     arrays |= {"landmarks": factors.landmarks, "inverse": factors.whitening.inverse}
     for name in TRIANGLES:
-        arrays[name] = triangle_of(arrays[name])
+        arrays[name] = packed_lower(arrays[name])
     facts = {
         "n_landmarks": factors.n_landmarks,
         "kernel_error": factors.whitening.kernel_error,
@@ -133,7 +133,7 @@ def read_model(path: str | os.PathLike, allow_functions: Sequence[str] = ()) -> 
     }  # fmt: skip
     arrays = {name: _read(group, name, shape) for name, shape in shapes.items()}
     for name in TRIANGLES:
-        arrays[name] = square_of(arrays[name], rank)
+        arrays[name] = unpacked_lower(arrays[name])
     more = {name: unpack(summary[name], lambda array: _stored(group, array), allow_functions) for name in MORE}
     unknown = float("nan")
     whitening = Whitening(np.arange(rank), arrays["inverse"], unknown, summary["kernel_error"], unknown)

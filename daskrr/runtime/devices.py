@@ -19,7 +19,7 @@ import distributed
 from daskrr import config, machine
 from daskrr.errors import InvalidParameter, SourceUnreachable, install
 from daskrr.kernels import device
-from daskrr.kernels.cuda import BLOCKS_AT_ONCE, CudaDevice, cuda_device
+from daskrr.kernels.cuda import BLOCKS_AT_ONCE, PARTS_AT_ONCE, CudaDevice, cuda_device
 from daskrr.kernels.device import Device
 from daskrr.machine import Gpu
 
@@ -168,4 +168,4 @@ def _threads() -> ThreadPoolExecutor:
 @cache
 def _more_threads() -> ThreadPoolExecutor:
     """Others, for those that wait for parts of what they do: if they waited for their like, all might."""
-    return ThreadPoolExecutor(BLOCKS_AT_ONCE, thread_name_prefix="daskrr-gpu-part")
+    return ThreadPoolExecutor(PARTS_AT_ONCE, thread_name_prefix="daskrr-gpu-part")

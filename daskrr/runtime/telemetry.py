@@ -4,6 +4,7 @@ They are events of Dask under one topic, which any scheduler takes, also one tha
 them grows with the rows, nobody waits for them, and no failure to send one fails a job.
 """
 
+import threading
 import time
 import uuid
 from contextlib import suppress
@@ -32,6 +33,7 @@ MATMUL_SIZE, GPU_MATMUL_SIZE = 512, 4096
 # What part of the time may be spent on measuring.
 MATMUL_SHARE = 0.002
 _speeds: dict[tuple[str, str], tuple[float, float]] = {}
+_measuring = threading.Lock()
 _current: ContextVar["Feed | None"] = ContextVar("daskrr-feed", default=None)
 
 
@@ -137,13 +139,17 @@ def count(kind: str, run: str, start: int, values: NDArray, dtype: np.dtype) -> 
 def matmul_speed(dtype: str) -> float:
     """Operations per second of a matrix multiply on one thread, or on the GPU, of this process: the best measured.
 
-    Other programs slow a measurement down, so there is another now and then, as often as costs next to nothing.
+    Other programs slow a measurement down, so there is another now and then, as often as costs next to nothing. One
+    thread makes it; others know no speed, 0, before the first.
     """
     device = current()
     size = MATMUL_SIZE if device.is_host else GPU_MATMUL_SIZE
     best, due = _speeds.get((device.name, dtype), (0.0, 0.0))
-    if time.monotonic() >= due:
-        seconds = _multiply(device, size, dtype)
+    if time.monotonic() >= due and _measuring.acquire(blocking=False):
+        try:
+            seconds = _multiply(device, size, dtype)
+        finally:
+            _measuring.release()
         best = max(best, 2.0 * size**3 / seconds)
         _speeds[device.name, dtype] = best, time.monotonic() + seconds / MATMUL_SHARE
     return best

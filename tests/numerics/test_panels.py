@@ -56,6 +56,28 @@ def test_products__are_those_of_numpy(p):
     assert panels.trace_of_form(A, G) == pytest.approx(np.trace(A @ G @ A.T), rel=1e-12)
 
 
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize("p", [0, *SIZES])
+def test_lower_triangles__are_copied_added_and_packed_without_what_is_above(p):
+    inside, rng = np.tri(p, dtype=bool), np.random.default_rng(2)
+    values = [rng.standard_normal((p, p)) for _ in range(2)]
+    first, second = (np.where(inside, one, np.nan) for one in values)
+    packed = panels.packed_lower(first)
+    np.testing.assert_array_equal(packed, values[0][inside])
+    np.testing.assert_array_equal(panels.unpacked_lower(packed), np.tril(values[0]))
+    total = panels.copied_lower(first)
+    panels.add_lower(total, second)
+    np.testing.assert_array_equal(np.where(inside, total, 0.0), np.tril(sum(values)))
+    np.testing.assert_array_equal(np.where(inside, first, 0.0), np.tril(values[0]))
+
+
+def test_lower_triangles__of_a_stack_are_added():
+    first, second = (np.random.default_rng(seed).standard_normal((3, 700, 700)) for seed in (0, 1))
+    total = panels.copied_lower(first)
+    panels.add_lower(total, second)
+    np.testing.assert_array_equal(np.tril(total), np.tril(first + second))
+
+
 @pytest.mark.parametrize("kind", ["host", "posing", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("p", [1, 7, 300, 1100])
 def test_inverse_root__and_products_are_found_where_the_matrix_is(kind, p):

@@ -1,5 +1,8 @@
 """Sums over rows: how their Gram matrix is added, what its round-off may be, and that no certificate forgets it."""
 
+from contextlib import contextmanager
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,12 +10,12 @@ from hypothesis import strategies as st
 from posing import PosingDevice
 
 import daskrr
-from daskrr.errors import CheckFailed, RidgeTooSmall
+from daskrr.errors import CheckFailed, KernelNotPositive, RidgeTooSmall
 from daskrr.kernels import Gaussian
 from daskrr.kernels.device import HOST, using
 from daskrr.leverage.writing import check_sums
 from daskrr.numerics import factorize, pass1
-from daskrr.numerics.pass1 import GramPart, GramSum, Totals
+from daskrr.numerics.pass1 import GramPart, GramSum, Totals, Whitener, gram_block
 from daskrr.numerics.whitening import whiten
 from daskrr.nystrom.checkpoints import add_parts, most_additions
 from daskrr.runtime.tree import NodeSums, cut
@@ -63,6 +66,41 @@ def test_gram_sum__has_chains_that_are_as_long_as_the_device_allows(chain, heigh
         found = total.matrix()
     np.testing.assert_allclose(np.tril(found), np.tril(B.T @ B), rtol=1e-13)
     assert total.height == height <= pass1.most_additions(48, 2, chain)
+
+
+class Watched(PosingDevice):
+    """Notes who computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.computing = self.turns = 0
+
+    @contextmanager
+    def turn(self):
+        self.computing, self.turns = self.computing + 1, self.turns + 1
+        try:
+            yield
+        finally:
+            self.computing -= 1
+
+    def multiply_rows(self, A, B):
+        assert self.computing == 1
+        return super().multiply_rows(A, B)
+
+
+def test_gram_block__computes_when_it_is_its_turn():
+    X, kernel, device = np.random.default_rng(0).standard_normal((200, 3)), Gaussian(1.0), Watched()
+    whitening = whiten(kernel(X[:5], X[:5]), 1e-15, F64)
+    columns = kernel.columns(X[whitening.pivots], F64)
+    whitener = Whitener(columns, kernel.diagonal, whitening.inverse, 1e-12)
+    with using(device):
+        gram_block(whitener, [X[:150], X[150:]], 0)
+        assert (device.turns, device.computing) == (2, 0)
+        with pytest.raises(KernelNotPositive):
+            gram_block(replace(whitener, inverse=100.0 * whitening.inverse), [X], 0)
+        with pytest.raises(ValueError, match="shapes"):
+            gram_block(whitener, [X[:, :2]], 0)
+    assert (device.turns, device.computing) == (4, 0)
 
 
 def test_totals__go_through_one_addition_more_than_their_parts():

@@ -1,5 +1,7 @@
 """What the scheduler is told of a job, and that no failure to tell it fails the job."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import dask
 import numpy as np
 import pytest
@@ -173,6 +175,21 @@ def test_matmul_speed__is_measured_rarely(monkeypatch):
     for _ in range(100):
         matmul_speed("float32")
     assert measured == ["float32"]
+
+
+def test_matmul_speed__is_measured_by_one_thread_at_a_time(monkeypatch):
+    monkeypatch.setattr(telemetry, "_speeds", {})
+    with ThreadPoolExecutor(1) as another:
+        others = []
+
+        def multiply(device, size, dtype):
+            others.append(another.submit(matmul_speed, dtype).result(60))
+            return 0.5
+
+        monkeypatch.setattr(telemetry, "_multiply", multiply)
+        speed = matmul_speed("float64")
+        assert others == [0.0]
+        assert another.submit(matmul_speed, "float64").result(60) == speed == 4.0 * telemetry.MATMUL_SIZE**3
 
 
 def test_octaves__count_every_value():

@@ -152,7 +152,8 @@ class Board:
         if "job" in message:
             self._job(message).take(message)
         else:
-            self.speeds[message["worker"]] = message["speed"]
+            if message["speed"]:
+                self.speeds[message["worker"]] = message["speed"]
             self._count(message)
 
     def _job(self, message: Mapping[str, Any]) -> JobBoard:
