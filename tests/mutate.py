@@ -62,7 +62,7 @@ DEFECTS = (
     ),
     Defect(
         "a panel's last vectors end with its first",
-        "kernels/products.py",
+        "kernels/product_loops.py",
         "INTEGER((vector + 1) * lanes)), stop)",
         "INTEGER(lanes)), stop)",
         ("kernels/test_products.py",),
@@ -73,6 +73,27 @@ DEFECTS = (
         "range(p % width or width, p + 1, width)",
         "range(width, p + width, width)",
         ("kernels/test_products.py",),
+    ),
+    Defect(
+        "norms of a product that begin with those of other rows",
+        "kernels/product_loops.py",
+        "with turns(builder, INTEGER(COPIED_ROWS)) as row:",
+        "with turns(builder, INTEGER(0)) as row:",
+        ("kernels/test_products.py",),
+    ),
+    Defect(
+        "panels of columns packed as rows",
+        "kernels/products.py",
+        "padded.reshape(p, -1, width).transpose(1, 0, 2)",
+        "padded.reshape(-1, p, width)",
+        ("kernels/test_products.py",),
+    ),
+    Defect(
+        "a weight that features share left out",
+        "kernels/loops.py",
+        "        if self.share:\n",
+        "        if not totals:\n",
+        ("kernels/test_compiled.py",),
     ),
     Defect(
         "sign of the spread",

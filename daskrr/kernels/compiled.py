@@ -27,10 +27,10 @@ def sweep(formula: Formula, array: Array) -> None:
 def pairs(step: Step, start: float, formula: Formula, X: Array, Z: Array, w: Array, tile: Array) -> None:
     """Fill the tile (m, p) from rows X (m, d), landmarks Z (d, padded p) and weights w (d,), all three float64.
 
-    Rows may lie in memory in any order. Features add to ``start`` one after the other. The sum is rounded to the dtype
-    of the tile, and the formula applied to it.
+    Rows may lie in memory in any order. Features add to ``start`` one after the other; a single weight (1,) is shared
+    by them, and multiplies the sum. It is rounded to the dtype of the tile, and the formula applied to it.
     """
-    _run_pairs(Pairs(step, start, formula, tile.dtype), X, Z, w, tile, w)
+    _run_pairs(Pairs(step, start, formula, tile.dtype, share=len(w) == 1), X, Z, w, tile, w)
 
 
 def mended_sweep(step: Step, formula: Formula, tile: Array, limits: Array, X: Array, Z: Array, w: Array) -> None:
@@ -40,14 +40,14 @@ def mended_sweep(step: Step, formula: Formula, tile: Array, limits: Array, X: Ar
     """
     if limits.shape != tile.shape[:1]:
         raise ValueError(f"limits {limits.shape} and tile {tile.shape} do not fit")
-    _run_pairs(Pairs(step, 0.0, formula, tile.dtype, mends=True), X, Z, w, tile, limits)
+    _run_pairs(Pairs(step, 0.0, formula, tile.dtype, mends=True, share=len(w) == 1), X, Z, w, tile, limits)
 
 
 def _run_pairs(loop: Pairs, X: Array, Z: Array, w: Array, tile: Array, limits: Array) -> None:
     X = contiguous(X)
     _check((X, WIDE), (Z, WIDE), (w, WIDE), (tile, loop.dtype), (limits, WIDE))
     n, d, p = *X.shape, tile.shape[1]
-    if Z.shape[0] != d or Z.shape[1] % LANES or Z.shape[1] < p or w.shape != (d,) or tile.shape != (n, p):
+    if Z.shape[0] != d or Z.shape[1] % LANES or Z.shape[1] < p or w.shape not in {(d,), (1,)} or tile.shape != (n, p):
         raise ValueError(f"rows {X.shape}, landmarks {Z.shape}, weights {w.shape}, tile {tile.shape} do not fit")
     device.home(tile).run(loop, [X, Z, w, tile, limits], [n, d, p, Z.shape[1]])
 

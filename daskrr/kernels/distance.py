@@ -71,6 +71,11 @@ class DistanceKernel(Kernel):
     def _scales(self, n_features: int) -> Array:
         return np.broadcast_to(np.asarray(self.length_scale, np.float64), (n_features,))
 
+    def _units(self, n_features: int) -> tuple[Array, Array]:
+        """The length scales in two factors, see :func:`powers_of_two`; one of each where all features have the same."""
+        scales = self._scales(n_features)
+        return powers_of_two(scales[:1] if np.all(scales == scales[:1]) else scales)
+
 
 @dataclass(frozen=True)
 class Laplacian(DistanceKernel):
@@ -97,7 +102,7 @@ class Laplacian(DistanceKernel):
         return np.array([np.sum(M * np.abs(np.subtract.outer(z, z))) for z in Z.T])
 
     def _columns(self, Z: Array, dtype: np.dtype[Any]) -> Columns:
-        powers, rest = powers_of_two(self._scales(Z.shape[1]))
+        powers, rest = self._units(Z.shape[1])
         return Columns(self._fill, compiled.padded_columns(Z * powers), powers, -1 / rest)
 
     def _fill(self, landmarks: Array, powers: Array, weights: Array, X: Array, out: Array) -> None:

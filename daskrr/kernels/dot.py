@@ -5,9 +5,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from daskrr.kernels import products
 from daskrr.kernels.base import Columns, Kernel
-from daskrr.kernels.common import Array, as_float64, checked_integer, checked_number, set_fields, squared_norms
-from daskrr.kernels.device import here
+from daskrr.kernels.common import (
+    Array,
+    as_float64,
+    checked_integer,
+    checked_number,
+    contiguous,
+    set_fields,
+    squared_norms,
+)
 
 
 class _DotKernel(Kernel):
@@ -34,7 +42,7 @@ class _DotKernel(Kernel):
         return Columns(self._fill, self._lift_landmarks(Z).T.astype(dtype, order="C"))
 
     def _fill(self, landmarks: Array, X: Array, out: Array) -> None:
-        np.matmul(self._lift(X).astype(out.dtype, copy=False), here(landmarks), out=out)
+        products.times(contiguous(self._lift(X).astype(out.dtype, copy=False)), landmarks, out)
         self._finish(out)
 
 

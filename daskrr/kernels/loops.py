@@ -91,7 +91,8 @@ class Sweep:
 class Pairs:
     """Fills a tile (m, p) with a formula of sums over features, to which each adds by a step.
 
-    With ``mends``, the tile has sums already, and those of a row that are not below its limit are made anew.
+    With ``mends``, the tile has sums already, and those of a row that are not below its limit are made anew. A weight
+    that features ``share`` multiplies the sum instead of what each of them adds.
     """
 
     step: Step
@@ -99,10 +100,11 @@ class Pairs:
     formula: Formula
     dtype: np.dtype[Any]
     mends: bool = False
+    share: bool = False
     by_rows = False
 
     def build(self, schedule: Schedule) -> Builder:
-        """Of rows (m, d), landmarks (d, padded p), weights (d,), the tile, limits (m,), and m, d, p, padded p."""
+        """Of rows (m, d), landmarks (d, padded p), weights (d,) or (1,), tile, limits (m,), and m, d, p, padded p."""
         wide = SCALARS[WIDE].as_pointer()
         kinds = [wide, wide, wide, SCALARS[self.dtype].as_pointer(), wide, *[INTEGER] * 4]
         builder = Builder("pairs", kinds, schedule.lanes)
@@ -128,11 +130,14 @@ class Pairs:
         starts = [builder.mul(number, n_features) for number in numbers]
         with turns(builder, n_features, begin=begin) as feature:
             landmark = lanes_at(builder, landmarks, builder.add(builder.mul(feature.index, padded), first), WIDE)
-            weight = splat(builder, weights, feature.index)
+            weight = landmark.constant(1.0) if self.share else splat(builder, weights, feature.index)
             for start, total in zip(starts, feature.totals, strict=True):
                 difference = splat(builder, rows, builder.add(start, feature.index)) - landmark
                 feature.next.append(self.step(Lanes(builder, total, WIDE), difference, weight).value)
-        return [Lanes(builder, total, WIDE).astype(self.dtype) for total in feature.totals]
+        totals = [Lanes(builder, total, WIDE) for total in feature.totals]
+        if self.share:
+            totals = [total * splat(builder, weights, _ZERO) for total in totals]
+        return [total.astype(self.dtype) for total in totals]
 
     def _mended(self, builder: Builder, known: Lanes, limit: Lanes, row: ir.Value, first: ir.Value) -> Lanes:
         # Not-less instead of greater, so that what overflowed to NaN is caught as well.

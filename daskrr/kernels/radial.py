@@ -13,11 +13,11 @@ import numpy as np
 from scipy.spatial.distance import cdist
 
 from daskrr.errors import InvalidParameter
-from daskrr.kernels import compiled
+from daskrr.kernels import compiled, products
 from daskrr.kernels.base import Columns
 from daskrr.kernels.common import Array, checked_number, set_fields
 from daskrr.kernels.device import here, home
-from daskrr.kernels.distance import DistanceKernel, powers_of_two
+from daskrr.kernels.distance import DistanceKernel
 from daskrr.kernels.lanes import Formula, Lanes, exp
 
 # Up to so many features, differences of all pairs, which are of float64, cost less than a matrix product and mending.
@@ -77,7 +77,7 @@ class _Differences:
 
     def __init__(self, kernel: _RadialKernel, Z: Array) -> None:
         self._kernel = kernel
-        self._powers, rest = powers_of_two(kernel._scales(Z.shape[1]))
+        self._powers, rest = kernel._units(Z.shape[1])
         self._weights = -kernel._gain / np.square(rest)
         self._landmarks = compiled.padded_columns(Z * self._powers)
 
@@ -125,7 +125,7 @@ class _MatrixProduct:
             return
         # With landmarks [z, 1, -|z|²/2], rows [x, -|x|²/2, 1] have inner products -|x - z|²/2.
         lifted, squares = compiled.lift(X, self._centre, self._rates, out.dtype)
-        np.matmul(lifted, here(self._landmarks), out=out)
+        products.times(lifted, self._landmarks, out)
         # Rows that overflowed to NaN count as well.
         if self._ratio(float(np.max(home(squares).get(squares)))) <= self._kernel._harmless:
             compiled.sweep(self._kernel._profile, out)

@@ -164,18 +164,27 @@ def multiply_rows(A: NDArray, B: NDArray) -> NDArray:
     On the processor they replace B itself. On a device they may be elsewhere, in memory that the next product of the
     thread but one uses again.
     """
+    return _multiplied(A, B)[0]
+
+
+def rows_and_norms(A: NDArray, B: NDArray) -> tuple[NDArray, NDArray[np.float64]]:
+    """What :func:`multiply_rows` returns, and its :func:`row_norms`, which may come with the product."""
+    product, norms = _multiplied(A, B)
+    return product, row_norms(product) if norms is None else norms
+
+
+def _multiplied(A: NDArray, B: NDArray) -> tuple[NDArray, NDArray[np.float64] | None]:
     m, p = B.shape
     if _check_square(A) != p or A.dtype != B.dtype or not B.flags.c_contiguous:
         raise ValueError(f"cannot multiply rows of {B.shape} {B.dtype} by {A.shape} {A.dtype} in place")
     if not m or not p:
-        return B
+        return B, None
     if isinstance(where := device.home(B), Accelerator):
-        return where.multiply_rows(A, B)
+        return where.multiply_rows(A, B), None
     if products.suit(B):
-        products.multiply_rows(A, B)
-    else:
-        _call(cython_blas, "trmm", B.dtype, "L", "U", "T", "N", p, m, 1.0, A, p, B, p)
-    return B
+        return B, products.multiply_rows(A, B)
+    _call(cython_blas, "trmm", B.dtype, "L", "U", "T", "N", p, m, 1.0, A, p, B, p)
+    return B, None
 
 
 def solve_rows(A: NDArray, B: NDArray) -> None:

@@ -243,8 +243,8 @@ def gram_block(
         tile_residuals = [np.empty(0)]
         with current().turn():
             for rows, _, C in kernel_tiles(whitener.columns, piece, rank, dtype):
-                B = blas.multiply_rows(whitener.inverse, C)
-                tile_residuals.append(diagonal[rows] - blas.row_norms(B))
+                B, norms = blas.rows_and_norms(whitener.inverse, C)
+                tile_residuals.append(diagonal[rows] - norms)
                 if sums is not None:
                     sums.add(B, piece[rows], before + rows.start)
         residual = np.concatenate(tile_residuals)

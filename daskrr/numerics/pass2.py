@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskrr.errors import CheckFailed, SourceChanged
-from daskrr.kernels import compiled
+from daskrr.kernels import compiled, products
 from daskrr.kernels.device import current, here, scratch
 from daskrr.kernels.lanes import Lanes
 from daskrr.numerics import blas, bounds
@@ -52,7 +52,7 @@ class Probe:
         shape = (len(X), len(self.rows))
         values, explained = scratch("probe", shape, C.dtype), scratch("explained", shape, C.dtype)
         fill_tile(self.columns, X, values)
-        np.matmul(C, here(self.coefficients), out=explained)
+        products.times(C, self.coefficients, out=explained)
         if first_row is not None:
             itself = np.flatnonzero((self.rows >= first_row) & (self.rows < first_row + len(X)))
             for column, row in zip(itself.tolist(), (self.rows[itself] - first_row).tolist(), strict=True):
@@ -108,7 +108,7 @@ class Subset:
         for column, factor in enumerate(self.factors):
             V = scratch("subset", C.shape, C.dtype)
             np.copyto(V, C)
-            norms[:, column] = blas.row_norms(blas.multiply_rows(factor, V))
+            norms[:, column] = blas.rows_and_norms(factor, V)[1]
         return norms
 
     def bounds(
@@ -160,9 +160,10 @@ class Scorer:
         """
         sums = np.empty((len(C), 0)) if self.leading is None else self.leading.sums(C, float(self.shifts[0]))
         if self.readings is None:
-            for factor in self.factors:
+            *others, last = self.factors
+            for factor in others:
                 C = blas.multiply_rows(factor, C)
-            return blas.row_norms(C)[:, None], sums
+            return blas.rows_and_norms(last, C)[1][:, None], sums
         *triangular, rotation = self.factors
         for factor in triangular:
             C = blas.multiply_rows(factor, C)
@@ -287,7 +288,7 @@ def _whiten_and_score(
         residual = np.array(whitener.diagonal(piece), np.float64)
         with current().turn():
             for rows, _, C in kernel_tiles(whitener.columns, piece, len(whitener.inverse), whitener.inverse.dtype):
-                residual[rows] -= blas.row_norms(blas.multiply_rows(whitener.inverse, C))
+                residual[rows] -= blas.rows_and_norms(whitener.inverse, C)[1]
         check_overflow(residual, start)
         parts += _score_piece(scorer, piece, residual, start, is_new)
     checksums = np.array(reader.checksums, np.uint32)

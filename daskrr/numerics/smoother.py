@@ -171,9 +171,9 @@ def _smoothed(
 ) -> SmoothedRows:
     spectrum, shifts = smoother.spectrum, smoother.shifts
     *triangular, rotation = smoother.factors
+    explained = None
     for factor in triangular:
-        C = blas.multiply_rows(factor, C)
-    explained = blas.row_norms(C) if triangular else None
+        C, explained = blas.rows_and_norms(factor, C)
     device, Z = current(), scratch("rotated", (len(X), len(rotation)), C.dtype)
     np.matmul(C, here(rotation).T, out=Z)
     if explained is None:

@@ -21,11 +21,12 @@ Columns = Callable[[NDArray, NDArray], None]
 Diagonal = Callable[[NDArray], NDArray]
 Pieces = Iterable[NDArray]
 
-# A tile should stay in the caches of its core (several processes share the way to memory), yet hold rows enough that
-# adding its Gram matrix to a p × p sum is worth reading that sum. One product on it is far below half a second on one
-# core, so that a worker stays responsive. A panel is computed and exponentiated in a core's own cache.
+# A tile should stay near its core (several processes share the way to memory), yet hold rows enough that adding its
+# Gram matrix to a p × p sum is worth reading that sum, and that what Python does for each tile, whose own memory has
+# left the caches by then, takes little. One product on it is far below half a second on one core, so that a worker
+# stays responsive. A panel is computed and exponentiated in a core's own cache.
 TILE_ELEMENTS = 2**18
-WORTHWHILE_ROWS = 512
+WORTHWHILE_ROWS = 2048
 TILE_FLOPS = 1e10
 PANEL_BYTES = 2**21
 

@@ -76,19 +76,23 @@ def test_sweep__touches_every_number_and_nothing_else(size, dtype):
 
 @pytest.mark.parametrize("n_columns", LENGTHS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("n_rows", "n_features"), [(0, 3), (1, 1), (4, 5), (3, 0), (6, 2), (9, 4)])
+@pytest.mark.parametrize(
+    ("n_rows", "n_features", "n_weights"), [(0, 3, 3), (1, 1, 1), (4, 5, 5), (3, 0, 0), (6, 2, 2), (9, 4, 4), (9, 4, 1)]
+)
 @pytest.mark.parametrize(
     "wide", [pytest.param(False, id="one row at a time", marks=pytest.mark.slow), pytest.param(True, id="several")]
 )
-def test_pairs__sum_over_features(n_rows, n_features, n_columns, dtype, wide, monkeypatch):
+def test_pairs__sum_over_features(n_rows, n_features, n_weights, n_columns, dtype, wide, monkeypatch):
     monkeypatch.setattr(native, "has_wide_registers", lambda: wide)
     monkeypatch.setattr(device, "code_of", cache(code_of.__wrapped__))
     rng = np.random.default_rng(2)
-    shapes = (n_rows, n_features), (n_columns, n_features), (n_features,)
+    shapes = (n_rows, n_features), (n_columns, n_features), (n_weights,)
     X, Z, w = (rng.integers(-9, 9, shape).astype(float) for shape in shapes)
     memory = np.full((n_rows + 2, n_columns), np.nan, dtype)
     pairs(add_product, 3.0, as_it_is, X, padded_columns(Z), w, memory[1:-1])
-    np.testing.assert_array_equal(memory[1:-1], 3.0 + (X[:, None] - Z[None]) @ w)
+    differences = X[:, None] - Z[None]
+    expected = 3.0 + differences @ w if n_weights != 1 else (3.0 + differences.sum(axis=-1)) * w
+    np.testing.assert_array_equal(memory[1:-1], expected)
     assert np.isnan(memory[[0, -1]]).all()
 
 
@@ -104,10 +108,11 @@ def test_row_sums__take_weights_and_limits(n_columns, dtype):
 
 
 @pytest.mark.parametrize("n_columns", LENGTHS)
+@pytest.mark.parametrize("n_weights", [3, 1])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_mended_sweep__sums_anew_what_is_not_below_its_limit(n_columns, dtype):
+def test_mended_sweep__sums_anew_what_is_not_below_its_limit(n_columns, n_weights, dtype):
     rng = np.random.default_rng(5)
-    shapes = (6, 3), (n_columns, 3), (3,)
+    shapes = (6, 3), (n_columns, 3), (n_weights,)
     X, Z, w = (rng.integers(-9, 9, shape).astype(float) for shape in shapes)
     known = rng.integers(-9, 9, (6, n_columns)).astype(dtype)
     known[:, ::5] = np.nan
@@ -115,7 +120,7 @@ def test_mended_sweep__sums_anew_what_is_not_below_its_limit(n_columns, dtype):
     memory = np.full((8, n_columns), np.inf, dtype)
     memory[1:-1] = known
     mended_sweep(add_product, double, memory[1:-1], limits, X, padded_columns(Z), w)
-    expected = 2 * np.where(known < limits[:, None], known, (X[:, None] - Z[None]) @ w)
+    expected = 2 * np.where(known < limits[:, None], known, (X[:, None] - Z[None]) @ np.broadcast_to(w, 3))
     np.testing.assert_array_equal(memory[1:-1], expected)
     assert np.isinf(memory[[0, -1]]).all()
 

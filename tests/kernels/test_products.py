@@ -28,8 +28,24 @@ def test_rows__times_a_lower_matrix(n_columns, dtype):
         B = integers(rng, n_rows, n_columns)
         memory = np.full((n_rows + 2, n_columns), np.nan, dtype)
         memory[1:-1] = B
-        products.multiply_rows(A, memory[1:-1])
-        np.testing.assert_array_equal(memory[1:-1], B @ np.tril(A).T, err_msg=f"{n_rows} rows")
+        norms = products.multiply_rows(A, memory[1:-1])
+        expected = B @ np.tril(A).T
+        np.testing.assert_array_equal(memory[1:-1], expected, err_msg=f"{n_rows} rows")
+        np.testing.assert_array_equal(norms, np.square(expected).sum(axis=1), err_msg=f"{n_rows} rows")
+        assert np.isnan(memory[[0, -1]]).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n_columns", [1, 15, 16, 17, 32, 40])
+@pytest.mark.parametrize("n_terms", [1, 48, 257])
+def test_rows__times_few_columns(n_terms, n_columns, dtype):
+    rng = np.random.default_rng(5)
+    A = integers(rng, n_terms, n_columns).astype(dtype)
+    for n_rows in ROWS:
+        B = integers(rng, n_rows, n_terms).astype(dtype)
+        memory = np.full((n_rows + 2, n_columns), np.nan, dtype)
+        products.rows_times(A, B, memory[1:-1])
+        np.testing.assert_array_equal(memory[1:-1], B @ A, err_msg=f"{n_rows} rows")
         assert np.isnan(memory[[0, -1]]).all()
 
 
@@ -62,6 +78,29 @@ def test_rows__have_the_same_bits_wherever_they_are(dtype):
     for row in range(len(B)):
         products.multiply_rows(A, alone[row : row + 1])
     np.testing.assert_array_equal(alone, together)
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_times__is_our_own_or_that_of_numpy(wide, monkeypatch):
+    monkeypatch.setattr(native, "has_wide_registers", lambda: wide)
+    rng, own = np.random.default_rng(7), []
+    monkeypatch.setattr(products, "rows_times", lambda *given, done=products.rows_times: own.append(done(*given)))
+    for n_columns in (40, products.MOST_FACTOR_BYTES // 8 // 30 + 1):
+        A, B = integers(rng, 30, n_columns), integers(rng, 9, 30)
+        out = np.empty((9, n_columns))
+        products.times(B, A, out)
+        np.testing.assert_array_equal(out, B @ A)
+    assert len(own) == (native.has_wide_registers() and wide)
+
+
+def test_times__refuses_what_does_not_fit():
+    A, B, out = np.ones((3, 4)), np.ones((5, 3)), np.ones((5, 4))
+    for wrong in [(B[:, :2], A, out), (B, A[:, :2], out), (B, A, out[:4]), (B, A.astype(np.float32), out)]:
+        with pytest.raises(ValueError, match="cannot multiply"):
+            products.times(*wrong)
+    for wrong in [(np.ones((3, 5)).T, A, out), (B, A, np.ones((4, 5)).T)]:
+        with pytest.raises(ValueError, match="one after the other"):
+            products.times(*wrong)
 
 
 class Elsewhere(Device):

@@ -98,7 +98,7 @@ def test_gram_block__computes_when_it_is_its_turn():
         assert (device.turns, device.computing) == (2, 0)
         with pytest.raises(KernelNotPositive):
             gram_block(replace(whitener, inverse=100.0 * whitening.inverse), [X], 0)
-        with pytest.raises(ValueError, match="shapes"):
+        with pytest.raises(ValueError, match="do not fit"):
             gram_block(whitener, [X[:, :2]], 0)
     assert (device.turns, device.computing) == (4, 0)
 
