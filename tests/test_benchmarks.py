@@ -139,7 +139,9 @@ def test_products(quick_report):
     assert report["parameters"]["processes"] == 1
     (result,) = report["results"]
     owners = ["BLAS", "own"] if native.has_wide_registers() else ["BLAS"]
-    assert set(result["shares"]) == {f"{name}, {owner}" for name in ("triangular", "Gram") for owner in owners}
+    assert set(result["shares"]) == {
+        f"{name}, {owner}" for name in ("triangular", "Gram", "columns", "probe") for owner in owners
+    }
     assert all(share > 0 for share in result["shares"].values())
     assert (result["p"], result["used"]) == (64, owners[-1])
 

@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,9 @@ def forbidden_to(path: Path) -> set[str]:
 
 
 def test_imports__only_go_down_and_stand_at_the_top() -> None:
-    for path in PACKAGE.rglob("*.py"):
+    for path, tree in trees():
         below = LAYERS[: LAYERS.index(layer_of(path)) + 1]
-        for name, indent in imports_of(ast.parse(path.read_text())):
+        for name, indent in imports_of(tree):
             parts = name.split(".")
             assert parts[0] not in forbidden_to(path), f"{path} imports {name}"
             if parts[0] == "daskrr" and parts[1] != "__version__":
@@ -117,10 +118,15 @@ def test_names__are_loaded_on_use() -> None:
     assert found.stdout.split() == ["daskrr.leverage", "True", "daskrr.exact"]
 
 
+@cache
+def trees() -> list[tuple[Path, ast.Module]]:
+    """Every file of the package and what it says."""
+    return [(path, ast.parse(path.read_text())) for path in sorted(PACKAGE.rglob("*.py"))]
+
+
 def definitions(kind: tuple[type, ...]) -> list[tuple[Path, Any]]:
     """Every definition of a kind in the package, with its file."""
-    trees = ((path, ast.parse(path.read_text())) for path in sorted(PACKAGE.rglob("*.py")))
-    return [(path, node) for path, tree in trees for node in ast.walk(tree) if isinstance(node, kind)]
+    return [(path, node) for path, tree in trees() for node in ast.walk(tree) if isinstance(node, kind)]
 
 
 def test_door__has_few_names() -> None:

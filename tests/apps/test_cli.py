@@ -22,6 +22,7 @@ import zarr
 from click.testing import CliRunner
 from distributed import Client, KilledWorker, LocalCluster
 from processes import end_soon
+from variants import slow_but
 
 import daskrr
 from daskrr import errors, kernels
@@ -719,7 +720,7 @@ class TestRegression:
         np.testing.assert_allclose(zarr.open_array(output / "standard_errors", mode="r")[:], std, rtol=1e-9)
         np.testing.assert_allclose(zarr.open_array(output / "predictions", mode="r")[:], mean, rtol=1e-9)
 
-    @pytest.mark.parametrize("scoring", ["loo", "gcv", "kfold"])
+    @pytest.mark.parametrize("scoring", slow_but(["loo", "gcv", "kfold"], "loo"))
     def test_a_selection_can_be_read(self, points, targets, tmp_path, scoring):
         choice = ["--kernel", "laplacian", "--length-scales", "1,3", "--ridges", "1e-4,1e-2", "--landmarks", 50]
         result = invoke("select", points, targets, tmp_path / "model.zarr", *choice, "--scoring", scoring, "--quiet")
@@ -727,6 +728,7 @@ class TestRegression:
         for words in ("laplacian(length_scale=3.0)", "at the best of 2 ridges", "risk inflation"):
             assert words in result.stdout
 
+    @pytest.mark.slow
     def test_a_selection_has_as_many_folds_as_asked_for(self, points, targets, tmp_path):
         choice = ["--kernel", "linear", "--ridges", "1e-4,1e-2", "--landmarks", 20, "--folds", 3, "--quiet"]
         for scoring, kept in (("kfold", KFold(3)), ("gcv", "gcv")):
@@ -734,6 +736,7 @@ class TestRegression:
             assert result.exit_code == 0, result.stderr
             assert daskrr.load(tmp_path / scoring).scoring == kept
 
+    @pytest.mark.slow
     def test_a_selection_without_widths_is_about_the_median_distance(self, points, targets, tmp_path):
         choice = ["--ridges", "1e-4,1e-2", "--landmarks", 50, "--quiet", "--json"]
         result = invoke("select", points, targets, tmp_path / "one.zarr", *choice)

@@ -29,7 +29,8 @@ def test_local_cluster__has_a_worker_for_each_gpu_it_computes_on(device, gpu, ex
         assert clusters.default_workers() == expected
 
 
-@pytest.mark.parametrize(("workers", "seen"), [pytest.param(1, "0", marks=pytest.mark.slow), (2, "")])
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "seen"), [(1, "0"), (2, "")])
 def test_local_cluster__of_more_workers_than_gpus_has_none(workers, seen, monkeypatch):
     monkeypatch.setattr("daskrr.runtime.devices.usable_gpu", lambda: Gpu("posing", 2**30))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
@@ -246,6 +247,7 @@ class TestStarted:
             pass
 
 
+@pytest.mark.slow
 def test_connect__starts_workers_that_have_few_threads_and_tell_what_they_take() -> None:
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
     with clusters.connect(workers=1, echo=print) as client:

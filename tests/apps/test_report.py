@@ -136,6 +136,7 @@ def test_report__quantiles_are_those_of_numpy(folder, written):
     assert np.quantile(values, 0.5, method="inverted_cdf") == pytest.approx(shown, rel=0.0125)
 
 
+@pytest.mark.slow
 def test_report__of_scores_without_intervals_or_spectrum(folder, tmp_path):
     report.write_report(folder / "plain.zarr", tmp_path / "plain.html", progress=False)
     page = Page((tmp_path / "plain.html").read_text())
@@ -164,6 +165,7 @@ def test_report__replaces_only_reports_and_only_if_asked(folder, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"report.html", "notes.html"}
 
 
+@pytest.mark.slow
 def test_report__tells_machines_what_it_wrote(folder, tmp_path):
     done = invoke(folder / "scores.zarr", "-o", tmp_path / "r.html", "--json", "--quiet")
     told = json.loads(done.stdout)
@@ -171,6 +173,7 @@ def test_report__tells_machines_what_it_wrote(folder, tmp_path):
     assert told["bytes"] == (tmp_path / "r.html").stat().st_size
 
 
+@pytest.mark.slow
 def test_report__leaves_nothing_behind_when_it_fails(folder, tmp_path, monkeypatch):
     def fail(*_arguments):
         raise OSError("no space")

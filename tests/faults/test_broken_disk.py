@@ -14,6 +14,7 @@ import pytest
 from damage import contents, points, score, shorten_pauses, stored
 from test_resources import SmallDisk
 from trouble import Trouble
+from variants import slow_but
 
 import daskrr
 from daskrr.errors import DaskrrError, InvalidData, StoreFailed, UnreadableData
@@ -129,7 +130,7 @@ def assert_tells(complaint: str, output: Path) -> None:
     assert re.search(r"[1-9][\d,]* bytes", complaint), complaint
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", slow_but(MOMENTS, "publishing", "after the commit"))
 def test_full_disk__from_any_moment_of_a_run_on_is_told_and_the_job_goes_on(
     moment: str, disk: Any, reference: Any
 ) -> None:
@@ -148,7 +149,7 @@ def test_full_disk__from_any_moment_of_a_run_on_is_told_and_the_job_goes_on(
     assert verification.verify(output) == []
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", slow_but(MOMENTS, "pass 2", "the commit"))
 def test_full_disk__from_any_moment_of_an_update_on_leaves_what_is_published(
     moment: str, disk: Any, reference: Any
 ) -> None:
@@ -209,8 +210,8 @@ class Breaks:
 
 
 def some_slow(cases: list[tuple[str, str]]) -> list[Any]:
-    """Every third is tried in the quick tests too."""
-    return [pytest.param(*one, marks=() if at % 3 == 1 else SLOW) for at, one in enumerate(cases)]
+    """Every sixth is tried in the quick tests too."""
+    return [pytest.param(*one, marks=() if at % 6 == 1 else SLOW) for at, one in enumerate(cases)]
 
 
 @pytest.mark.parametrize(("kind", "pattern"), some_slow(BROKEN))

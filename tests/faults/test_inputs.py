@@ -27,6 +27,7 @@ from damage import (
     stored,
 )
 from processes import stop_when
+from variants import slow_but
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
 import daskrr
@@ -47,6 +48,7 @@ def _short_pauses(monkeypatch):
 # --- Bit flips: rows 13 and 14 ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunks", [(50, 2), pytest.param((50, 3), marks=SLOW), pytest.param((90, 3), marks=SLOW)])
 def test_bit_flip__in_any_checksummed_chunk_is_detected_and_the_chunk_named(chunks, tmp_path):
     source = stored(tmp_path / "X", points(), chunks, **CHECKSUMMED)
@@ -81,7 +83,8 @@ def test_bit_flip__between_the_passes_is_detected_and_the_chunk_named(block_rows
     assert score(source, output, block_rows=block_rows)["n_rows"] == 250
 
 
-@pytest.mark.parametrize("chunks", [(50, 2), pytest.param((1, 3), marks=SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("chunks", [(50, 2), (1, 3)])
 def test_bit_flip__between_the_passes_is_detected_in_chunks_of_other_shapes(chunks, tmp_path):
     source = stored(tmp_path / "X", points(100), chunks)
     for number, file in enumerate(chunk_files(source)[:: 1 if len(chunk_files(source)) < 10 else 17]):
@@ -126,7 +129,7 @@ def test_missing_chunk__is_refused_before_anything_runs(fill, tmp_path):
     assert score(source, output)["n_rows"] == 250
 
 
-@pytest.mark.parametrize("stage", ["pass 1: gram", "pass 2"])
+@pytest.mark.parametrize("stage", slow_but(["pass 1: gram", "pass 2"], "pass 2"))
 @pytest.mark.parametrize("fill", [0.0, pytest.param(np.nan, marks=SLOW)])
 def test_missing_chunk__is_noticed_whenever_it_goes(stage, fill, tmp_path):
     source, output = stored(tmp_path / "X", points(), fill_value=fill), tmp_path / "out.zarr"
@@ -190,7 +193,10 @@ def append(source):
     array[250:] = 1.0
 
 
-@pytest.mark.parametrize(("change", "complaint"), [(rewrite, "has changed since"), (append, "which has 300 now")])
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    slow_but([(rewrite, "has changed since"), (append, "which has 300 now")], (rewrite, "has changed since")),
+)
 def test_input__that_changed_before_the_job_went_on_is_refused_until_it_is_overwritten(
     change, complaint, one_core, tmp_path
 ):
@@ -268,7 +274,7 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("block_rows", [13, *(pytest.param(one, marks=SLOW) for one in (None, 1, 10_000))])
-@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("kind", slow_but(SOURCES, "chunks of features", "ragged both ways"))
 def test_output__is_aligned_whatever_the_chunks_of_the_input_and_the_blocks_asked_for(kind, block_rows, tmp_path):
     X, output = points(60), tmp_path / "out.zarr"
     options = {"sampling": np.arange(0, 60, 3), "random_state": 0, "progress": False}

@@ -6,6 +6,7 @@ import dask
 import numpy as np
 import pytest
 from strategies import SOURCES, extended_scores
+from variants import slow_but
 
 import daskrr
 from daskrr import exact
@@ -112,13 +113,14 @@ def is_easy(X, kernel, ridge, tiles):
 
 
 QUICK = ("gaussian", "float64")
+TRIED_FIRST = ("duplicates", "only zeros", "offset 1e6 in float32", "huge", "tiny", "one far row", "int8", "one number")
 THOROUGH = [(name, tiles) for name in KERNELS | MORE_KERNELS for tiles in ("float64", "float32")]
 
 
 @pytest.mark.parametrize(
     ("kernel", "tiles"), [pytest.param(*one, marks=() if one == QUICK else SLOW) for one in THOROUGH]
 )
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(CASES, *TRIED_FIRST))
 def test_scores__agree_with_the_exact_ones_or_say_why_there_are_none(case, kernel, tiles):
     X, chosen = CASES[case], (KERNELS | MORE_KERNELS)[kernel]
     for ridge, share in TRIED:
@@ -127,7 +129,9 @@ def test_scores__agree_with_the_exact_ones_or_say_why_there_are_none(case, kerne
 
 
 @pytest.mark.parametrize("tiles", ["float64", pytest.param("float32", marks=SLOW)])
-@pytest.mark.parametrize("source", [one for one in SOURCES if one not in ("numpy", "path")])
+@pytest.mark.parametrize(
+    "source", slow_but([one for one in SOURCES if one not in ("numpy", "path")], "dask ragged", "zarr sharded")
+)
 def test_scores__agree_with_the_exact_ones_however_the_rows_are_cut(source, tiles, tmp_path):
     for case in ("duplicates", "int8", "float16"):
         X = SOURCES[source](CASES[case], tmp_path)

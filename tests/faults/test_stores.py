@@ -7,6 +7,7 @@ import pytest
 import zarr
 from damage import chunk_files, contents, nothing_published, points, score, shorten_pauses, stored
 from stores import FaultyStore, Plan, Proxy
+from variants import slow_but
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
 from daskrr.errors import DaskrrError, InvalidData, MissingChunks
@@ -82,7 +83,7 @@ def test_server__that_fails_at_random_is_asked_again(seed, proxy, reference, tmp
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=SLOW) for seed in range(1, 8))])
-@pytest.mark.parametrize("kind", ["404", "short"])
+@pytest.mark.parametrize("kind", slow_but(["404", "short"], "404"))
 def test_server__that_denies_or_cuts_off_chunks_at_random_gives_no_wrong_row(kind, seed, proxy, reference, tmp_path):
     layout = list(LAYOUTS)[seed % len(LAYOUTS)]
     proxy.plan = Plan([kind], share=0.2, seed=seed, only="/c/")

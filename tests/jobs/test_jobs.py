@@ -14,6 +14,7 @@ import pytest
 import zarr
 from processes import stop_when
 from strategies import as_zarr
+from variants import slow_but
 
 import daskrr
 from daskrr.errors import CheckFailed, InvalidData, LeaseHeld, OutputExists, SourceChanged
@@ -182,10 +183,7 @@ def test_score_to_zarr__does_not_do_again_what_was_recorded(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("n_rows", [pytest.param(450, marks=SLOW), 430])
-@pytest.mark.parametrize(
-    "lost", [pytest.param("nothing", marks=SLOW), "sums", "kept", pytest.param("base-fit-0-0.record", marks=SLOW),
-             pytest.param("summed.record", marks=SLOW)],
-)  # fmt: skip
+@pytest.mark.parametrize("lost", slow_but(["nothing", "sums", "kept", "base-fit-0-0.record", "summed.record"], "sums"))
 def test_score_to_zarr__deletes_sums_of_scored_rows_and_goes_on_to_the_same_bits(n_rows, lost, tmp_path, monkeypatch):
     """From what is left of pass 1, or, where that was lost since, from the rows again."""
     X, output = as_zarr(data(n_rows), (50, 3), str(tmp_path / "X")), tmp_path / "out.zarr"
@@ -290,6 +288,7 @@ def test_overwrite__leaves_the_old_scores_whole_until_the_new_ones_are(follows_l
         assert verify(output) == []
 
 
+@pytest.mark.slow
 def test_overwrite__leaves_no_array_of_the_old_scores(tmp_path):
     X = as_zarr(data(), (50, 3), str(tmp_path / "X"))
     score(X, tmp_path / "out.zarr")
@@ -405,6 +404,7 @@ def test_scores__without_their_commit_are_none(tmp_path):
             read(tmp_path / "copy.zarr")
 
 
+@pytest.mark.slow
 def test_landmarks__that_come_out_otherwise_are_noticed_and_the_job_starts_over(tmp_path, monkeypatch):
     X = as_zarr(data(), (50, 3), str(tmp_path / "X"))
     writes = writes_of(monkeypatch, X, tmp_path / "reference.zarr")

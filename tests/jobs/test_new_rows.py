@@ -61,7 +61,7 @@ def check_values(output, sketch, new, names=CERTIFIED):
 @pytest.mark.parametrize(
     ("certify", "ridge"),
     [
-        pytest.param(False, 1e-2, id="False-one ridge"),
+        pytest.param(False, 1e-2, id="False-one ridge", marks=pytest.mark.slow),
         pytest.param(False, [1e-2, 1e-3], id="False-two ridges", marks=pytest.mark.slow),
         pytest.param(True, 1e-2, id="True-one ridge", marks=pytest.mark.slow),
         pytest.param(True, [1e-2, 1e-3], id="True-two ridges"),
@@ -93,7 +93,7 @@ def read(output):
     return {name: scores[name][...].tobytes() for name in CERTIFIED}
 
 
-@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_apply_sketch__goes_on_from_every_durable_write_to_the_same_bits(stride, tmp_path, monkeypatch):
     scores, new = scored(tmp_path / "scores.zarr"), stored(tmp_path / "new.zarr")
     with monkeypatch.context() as patch:

@@ -4,9 +4,10 @@ import dask.array as da
 import numpy as np
 import pytest
 import zarr
-from hypothesis import assume, given, settings
+from hypothesis import assume
 from hypothesis import strategies as st
 from strategies import as_zarr, problems
+from variants import examples, slow_but
 
 import daskrr
 from daskrr.errors import InvalidData, InvalidParameter, OutputExists
@@ -95,6 +96,7 @@ def test_probabilities__follow_the_ridge_that_is_named():
 # --- Weights ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_weights__make_sums_right_on_average(result):
     X, n = rows(), 120
     drawn_by = mixed(result.upper.compute(), 0.1)
@@ -123,8 +125,14 @@ def largest_error(f, probabilities, size):
     return share * reach / 3 + np.sqrt((share * reach / 3) ** 2 + 2 * share * variance) + 1e-9 * np.abs(f).sum()
 
 
-@settings(derandomize=True, max_examples=60)
-@given(problem=problems(max_rows=40, dtypes=["float64"]), certify=st.booleans(), seed=st.integers(0, 99))
+@examples(
+    20,
+    60,
+    problem=problems(max_rows=40, dtypes=["float64"]),
+    certify=st.booleans(),
+    seed=st.integers(0, 99),
+    derandomize=True,
+)
 def test_weights__give_the_sums_and_means_of_all_rows(problem, certify, seed):
     X, size = problem.X, 4000
     assume(problem.diagonal.any())
@@ -173,8 +181,8 @@ def check_same(one, other):
     assert (one.by, one.random_state) == (other.by, other.random_state)
 
 
-@pytest.mark.parametrize("certify", [True, False])
-@pytest.mark.parametrize("ridge", [1e-2, [1e-2, 1e-3]], ids=["one ridge", "two ridges"])
+@pytest.mark.parametrize("certify", slow_but([True, False], True))
+@pytest.mark.parametrize("ridge", slow_but([1e-2, [1e-2, 1e-3]], [1e-2, 1e-3]), ids=["one ridge", "two ridges"])
 def test_sample__of_a_store_is_the_one_of_its_result(ridge, certify, tmp_path):
     as_zarr(rows(), (30, 2), tmp_path / "X.zarr")
     made = scored(str(tmp_path / "X.zarr"), ridge, certify=certify)

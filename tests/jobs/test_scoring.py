@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import zarr
 from strategies import as_zarr, forbidden
+from variants import slow_but
 
 import daskrr
 from daskrr.errors import InvalidData, InvalidParameter, OutputExists
@@ -77,7 +78,7 @@ def test_top_rows__equals_sorting_the_stored_arrays(by, k, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("k", [0, -1, 2.5, "3", True, None])
+@pytest.mark.parametrize("k", slow_but([0, -1, 2.5, "3", True, None], 0, "3"))
 def test_top_rows__needs_a_positive_number(k, tmp_path):
     scored(tmp_path)
     with pytest.raises(InvalidParameter, match="k must be"):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import zarr
 from posing import PosingDevice
+from variants import slow_but
 
 import daskrr
 from daskrr import exact
@@ -73,7 +74,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("options", slow_but(OPTIONS.values(), OPTIONS["default"], OPTIONS["path"]), ids=OPTIONS)
 @pytest.mark.parametrize("dtype", [pytest.param("float64", marks=pytest.mark.slow), "float32"])
 @pytest.mark.parametrize(
     "kernel",
@@ -139,6 +140,7 @@ def test_eigenvectors__are_found_on_the_device(ridge, device, monkeypatch):
     assert np.all(exactly <= np.asarray(there.upper) + 1e-12)
 
 
+@pytest.mark.slow
 def test_algebra__is_done_by_a_worker_that_has_a_gpu(posing, monkeypatch):
     monkeypatch.setattr("daskrr.numerics.panels.SMALLEST", 16)
     given = {"certify": True, "random_state": 0, "progress": False}

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
+from variants import slow_but
 
 import daskrr
 from daskrr import exact
@@ -42,7 +43,7 @@ SLOW_TO_LEARN = {"kernel": Laplacian(0.5), "ridge": 1e-3}
 # --- Tolerances ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tolerance", [1.0, 0.1, 0.01])
+@pytest.mark.parametrize("tolerance", slow_but([1.0, 0.1, 0.01], 0.1))
 @pytest.mark.parametrize("kernel", [Gaussian(0.5), Matern(1.0, 1.5)], ids=repr)
 def test_tolerance__that_is_met_holds_for_every_row_above_the_floor(kernel, tolerance):
     X = rows()
@@ -107,6 +108,7 @@ def test_tolerance__is_a_half_by_default():
     assert result.certified
 
 
+@pytest.mark.slow
 def test_tolerance__needs_more_landmarks_the_smaller_it_is():
     found = [
         len(grown(rows(600), Gaussian(0.4), 1e-4, landmarks=Tolerance(one)).sketch.landmarks.indices)
@@ -193,7 +195,7 @@ def test_limit__still_gives_intervals_that_hold():
 # --- History ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rho", [1e-6, 0.1, 0.0])
+@pytest.mark.parametrize("rho", slow_but([1e-6, 0.1, 0.0], 1e-6))
 def test_history__grows_and_pays_no_more_than_was_given(rho):
     X = rows(600, 3)
     result = grown(X, **SLOW_TO_LEARN, landmarks=Tolerance(0.01, most=500), certify=Certify(failure_probability=rho))

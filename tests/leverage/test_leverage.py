@@ -30,6 +30,7 @@ from strategies import (
     score,
     sigmoid,
 )
+from variants import examples, slow_but
 
 import daskrr
 from daskrr import exact
@@ -67,7 +68,11 @@ def check_bounds(scored, diagonal):
 
 @pytest.mark.parametrize(
     ("tiles", "smallest", "count"),
-    [("float64", -8, 80), pytest.param("float32", -3, 60, marks=pytest.mark.slow)],
+    [
+        ("float64", -8, 25),
+        pytest.param("float64", -8, 80, marks=pytest.mark.slow),
+        pytest.param("float32", -3, 60, marks=pytest.mark.slow),
+    ],
 )
 def test_scores__never_exceed_the_exact_ones(tiles, smallest, count, tmp_path):
     @given(data=st.data(), problem=problems(), exponent=st.floats(smallest, 1), source=st.sampled_from(list(SOURCES)))
@@ -88,7 +93,7 @@ def test_scores__never_exceed_the_exact_ones(tiles, smallest, count, tmp_path):
     holds()
 
 
-@pytest.mark.parametrize("tiles", ["float64", "float32"])
+@pytest.mark.parametrize("tiles", slow_but(["float64", "float32"], "float64"))
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
     "kernel",
@@ -115,7 +120,7 @@ def test_scores__never_exceed_the_exact_ones_of_more_rows(kernel, case, tiles):
 
 
 @pytest.mark.parametrize("kernel", [Gaussian(3.0), Polynomial(3), Matern(4.0, 2.5)], ids=repr)
-@pytest.mark.parametrize("relative", [1e-11, 1e-9])
+@pytest.mark.parametrize("relative", slow_but([1e-11, 1e-9], 1e-11))
 def test_scores__never_exceed_the_exact_ones_at_tiny_ridges(kernel, relative):
     X = np.concatenate([rows(29, 2), [[60.0, -80.0]]])
     ridge = relative * float(kernel.diagonal(X).mean())
@@ -264,8 +269,7 @@ def test_scores__are_free_of_units(kernel, factor):
     np.testing.assert_allclose(scaled.residual, factor * plain.residual, rtol=1e-7, atol=1e-11 * factor)
 
 
-@given(seed=st.integers(0, 1000))
-@settings(max_examples=8)
+@examples(3, 8, seed=st.integers(0, 1000))
 def test_scores__move_with_their_rows(seed):
     X, kernel = rows(), Matern(1.0, 0.5)
     order = np.random.default_rng(seed).permutation(60)
@@ -277,7 +281,7 @@ def test_scores__move_with_their_rows(seed):
     np.testing.assert_allclose(moved.residual, plain.residual[order], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("block_rows", [None, 1, 7, 60])
+@pytest.mark.parametrize("block_rows", slow_but([None, 1, 7, 60], None, 7))
 @pytest.mark.parametrize("tiles", ["float64", "float32"])
 def test_scores__do_not_depend_on_blocks_beyond_round_off(block_rows, tiles):
     plain = score(rows(), Laplacian(1.0), 1e-2, 20, block_rows=16, dtype=tiles)
@@ -351,7 +355,7 @@ def test_top__equals_sorting(by, k):
     assert ceiling.startswith("No score exceeds k/(k + nλ) = 0.625")
 
 
-@given(problem=problems(max_rows=9, dtypes=["float64"]), relative=st.sampled_from([1e-6, 1e-2, 10.0]))
+@examples(25, 100, problem=problems(max_rows=9, dtypes=["float64"]), relative=st.sampled_from([1e-6, 1e-2, 10.0]))
 def test_ceilings__are_exceeded_by_no_exact_score_and_reached_by_a_lone_row(problem, relative):
     kernel, n_rows = problem.kernel, len(problem.X)
     assume(problem.diagonal.any())

@@ -12,10 +12,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from distributed import Client
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from strategies import as_zarr, problems
+from variants import examples, slow_but
 
 import daskrr
 from daskrr import exact, plots
@@ -174,8 +174,9 @@ def test_dimension_path__meets_the_ridges_scored_and_holds_the_exact_one(result,
         assert low <= np.sum(S / (S + len(X) * ridge)) <= high
 
 
-@settings(max_examples=40)
-@given(problems(), st.sampled_from([1e-5, 1e-3, 1e-1]), st.sampled_from(["float64", "float32"]), st.integers(0, 9))
+@examples(
+    12, 40, problems(), st.sampled_from([1e-5, 1e-3, 1e-1]), st.sampled_from(["float64", "float32"]), st.integers(0, 9)
+)
 def test_dimension_path__holds_the_exact_one_on_hard_rows(problem, relative, dtype, seed):
     ridge = problem.ridge(relative)
     try:
@@ -192,6 +193,7 @@ def test_dimension_path__holds_the_exact_one_on_hard_rows(problem, relative, dty
         assert low - slack <= np.sum(S / (S + shift)) <= high + slack
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_dimension_path__does_not_fail_a_run_at_the_smallest_ridge_that_works(dtype, X):
     refused, works = 1e-20, 1e-2
@@ -236,7 +238,7 @@ def test_thinned__keeps_first_and_last_of_many():
 # --- Drawing ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["scores", "intervals", "spectrum", "path"])
+@pytest.mark.parametrize("name", slow_but(["scores", "intervals", "spectrum", "path"], "intervals", "path"))
 @pytest.mark.parametrize("source", ["result", pytest.param("store", marks=pytest.mark.slow)])
 def test_plot__draws_on_the_axes_given_and_on_new_ones(request, source, name):
     draw = getattr(request.getfixturevalue(source).plot, name)
@@ -284,7 +286,7 @@ def test_plot_intervals__shows_a_cliff_as_a_cliff():
     assert np.all((steps[:, 0] == 0) | (steps[:, 1] == 0))
 
 
-@pytest.mark.parametrize("n_rows", [700, 30_000, 3_000_000, 500_000_000])
+@pytest.mark.parametrize("n_rows", slow_but([700, 30_000, 3_000_000, 500_000_000], 700, 500_000_000))
 def test_plot_intervals__has_labels_of_ranks_that_do_not_touch(n_rows):
     edges = np.unique(np.geomspace(1, n_rows + 1, 200).astype(int))
     bands = dict.fromkeys((*NAMES, "lowest", "highest"), 1 / edges[:-1])

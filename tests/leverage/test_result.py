@@ -21,16 +21,16 @@ def computed(rows, weight=None):
 
 
 WEIGHT = np.linspace(0.5, 2.0, 300)
-SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lazy", "weight"),
     [
         pytest.param(False, None, id="in memory-plain"),
-        pytest.param(False, WEIGHT, id="in memory-weighted", marks=SLOW),
-        pytest.param(True, None, id="lazy-plain", marks=SLOW),
-        pytest.param(True, WEIGHT, id="lazy-weighted", marks=SLOW),
+        pytest.param(False, WEIGHT, id="in memory-weighted"),
+        pytest.param(True, None, id="lazy-plain"),
+        pytest.param(True, WEIGHT, id="lazy-weighted"),
     ],
 )
 def test_arrays__of_many_blocks_have_the_same_bits_on_a_cluster(lazy, weight, request):

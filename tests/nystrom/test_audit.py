@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import sigmoid
 from threadpoolctl import threadpool_limits
+from variants import slow_but
 
 import daskrr
 from daskrr import exact
@@ -132,8 +133,8 @@ def test_draw_apart__has_the_rows_that_pass_1_would_have_drawn(kernel, tiles, mo
 # --- The deviation ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tiles", ["float64", "float32"])
-@pytest.mark.parametrize("audit_rows", [50, 400])
+@pytest.mark.parametrize("tiles", slow_but(["float64", "float32"], "float64"))
+@pytest.mark.parametrize("audit_rows", slow_but([50, 400], 50))
 def test_audit__deviation_is_never_below_the_truth(audit_rows, tiles):
     X, kernel, landmarks = np.concatenate([rows(70), 0.01 * rows(30, seed=1)]), Gaussian(0.8), np.arange(0, 100, 8)
     true = np.linalg.eigvalsh(residual_matrix(X, kernel, landmarks))[-1]
@@ -166,6 +167,7 @@ def test_audit__deviation_is_never_below_the_truth(audit_rows, tiles):
     assert np.all(deltas <= 1.001 * bound + 1e-6)
 
 
+@pytest.mark.slow
 def test_audit__fails_no_more_often_than_it_says():
     """At a failure probability that can be seen, few audits of few rows are too low."""
     X, kernel, landmarks = rows(40), Gaussian(0.5), np.arange(4)
@@ -258,6 +260,7 @@ def test_audit__of_rows_without_residual_divides_by_nothing():
     assert np.isfinite(result.upper.compute()).all()
 
 
+@pytest.mark.slow
 def test_audit__does_not_refuse_repeated_rows_in_float32():
     row = [-0.77770545, 1.18090472, 0.56410555, 0.5843167, 1.54021832, -0.89230561]
     for kernel in (Polynomial(3, 0.5, 2.0), Polynomial(2), Linear(), Gaussian(1.0)):

@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from strategies import CASES, as_zarr, extended_scores, problems
 from threadpoolctl import threadpool_limits
+from variants import slow_but
 
 import daskrr
 from daskrr import exact, theory
@@ -90,15 +91,18 @@ def choices(draw, n_rows):
 
 
 @pytest.mark.parametrize(
-    ("tiles", "subset_bound"),
+    ("tiles", "subset_bound", "count"),
     [
-        ("float64", False),
-        ("float32", True),
-        pytest.param("float64", True, marks=pytest.mark.slow),
-        pytest.param("float32", False, marks=pytest.mark.slow),
+        ("float64", False, 10),
+        ("float32", True, 10),
+        *(
+            pytest.param(tiles, subset_bound, 30, marks=pytest.mark.slow)
+            for tiles in ("float64", "float32")
+            for subset_bound in (False, True)
+        ),
     ],
 )
-def test_interval__contains_the_exact_scores(tiles, subset_bound):
+def test_interval__contains_the_exact_scores(tiles, subset_bound, count):
     smallest = -8 if tiles == "float64" else -3
 
     @given(
@@ -109,7 +113,7 @@ def test_interval__contains_the_exact_scores(tiles, subset_bound):
         audit_rows=st.sampled_from([5, 60, 2000]),
         seed=st.integers(0, 10**6),
     )
-    @settings(max_examples=30)
+    @settings(max_examples=count)
     def holds(data, problem, exponents, failure_probability, audit_rows, seed):
         X, kernel = problem.X, problem.kernel
         assume(np.max(problem.diagonal) < 1e30)
@@ -152,7 +156,13 @@ def test_interval__contains_the_exact_scores(tiles, subset_bound):
 
 @pytest.mark.parametrize("sampling", SCHEMES)
 @pytest.mark.parametrize(
-    "kernel", [Gaussian(0.7), Laplacian(1.0), Matern(1.0, 1.5), Linear() + Gaussian(0.5)], ids=repr
+    "kernel",
+    slow_but(
+        [Gaussian(0.7), Laplacian(1.0), Matern(1.0, 1.5), Linear() + Gaussian(0.5)],
+        Matern(1.0, 1.5),
+        Linear() + Gaussian(0.5),
+    ),
+    ids=repr,
 )
 def test_interval__contains_the_exact_scores_of_more_rows(kernel, sampling):
     X, ridges = mixed_rows(300), [1e-2, 1e-4]
@@ -162,7 +172,7 @@ def test_interval__contains_the_exact_scores_of_more_rows(kernel, sampling):
     check_interval(result, oracle(X, kernel, ridges), oracle_error(X, kernel, ridges))
 
 
-@pytest.mark.parametrize("tiles", ["float64", "float32"])
+@pytest.mark.parametrize("tiles", slow_but(["float64", "float32"], "float64"))
 @pytest.mark.parametrize("case", CASES)
 def test_interval__contains_the_exact_scores_of_hard_rows(case, tiles):
     rng = np.random.default_rng(3)
@@ -201,7 +211,7 @@ def test_interval__of_a_single_row_is_a_point(kernel):
     assert result.audit.exact
 
 
-@pytest.mark.parametrize("exponent", [-7, -5, -3])
+@pytest.mark.parametrize("exponent", slow_but([-7, -5, -3], -7))
 @pytest.mark.parametrize("kernel", [Matern(1.5, 0.5), 3.0 * Linear(), Polynomial(3)], ids=repr)
 def test_interval__with_the_subset_bound_budgets_for_round_off_at_small_ridges(kernel, exponent):
     for seed in range(6):
@@ -275,7 +285,12 @@ def test_ridges__keep_the_order_they_were_given_in():
 # Draws by leverage have the round-off of float32 in their weights, and that depends on blocks.
 @pytest.mark.parametrize(
     ("sampling", "tiles"),
-    [("residual", "float64"), ("leverage", "float64"), ("diagonal", "float64"), ("diagonal", "float32")],
+    [
+        ("residual", "float64"),
+        pytest.param("leverage", "float64", marks=pytest.mark.slow),
+        pytest.param("diagonal", "float64", marks=pytest.mark.slow),
+        ("diagonal", "float32"),
+    ],
 )
 def test_interval__does_not_depend_on_blocks(sampling, tiles):
     X, kernel = mixed_rows(130), Linear() + Gaussian(1.0)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 from strategies import SOURCES, as_zarr, score
+from variants import slow_but
 
 import daskrr
 from daskrr.errors import InvalidData, InvalidParameter
@@ -163,7 +164,7 @@ STORED = {
 }
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", slow_but(SOURCES, "dask ragged", "zarr by features", "zarr sharded", "path"))
 @pytest.mark.parametrize("scheme", [pytest.param("uniform", marks=pytest.mark.slow), "diagonal", "probabilities"])
 def test_draws__do_not_depend_on_the_source(source, scheme, tmp_path):
     X = rows()
@@ -174,7 +175,7 @@ def test_draws__do_not_depend_on_the_source(source, scheme, tmp_path):
 
 
 @pytest.mark.parametrize("stored", STORED)
-@pytest.mark.parametrize("block_rows", [1, 7, 64])
+@pytest.mark.parametrize("block_rows", slow_but([1, 7, 64], 7))
 def test_draws__do_not_depend_on_how_probabilities_are_stored(stored, block_rows):
     found = drawn(rows(), sampling=STORED[stored](probabilities()), block_rows=block_rows)
     assert found == drawn(rows(), sampling=probabilities())

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import zarr
 from click.testing import CliRunner
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import as_zarr
+from variants import examples
 
 import daskrr
 from daskrr import exact
@@ -23,8 +23,9 @@ def rows(n, d, seed):
     return np.random.default_rng(seed).standard_normal((n, d))
 
 
-@settings(max_examples=40)
-@given(
+@examples(
+    12,
+    40,
     st.sampled_from(KERNELS),
     st.integers(2, 40),
     st.integers(1, 3),

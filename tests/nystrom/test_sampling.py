@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 from strategies import SOURCES, as_zarr, score
+from variants import slow_but
 
 from daskrr import exact
 from daskrr.errors import InvalidParameter, RidgeTooSmall
@@ -118,8 +119,8 @@ def test_residual__with_replacement_may_repeat_rows():
         assert found.n_draws <= 60
 
 
-@pytest.mark.parametrize("source", ["dask ragged", "zarr sharded", "path"])
-@pytest.mark.parametrize("kernel", [Gaussian(0.7), Polynomial(2)], ids=repr)
+@pytest.mark.parametrize("source", slow_but(["dask ragged", "zarr sharded", "path"], "zarr sharded"))
+@pytest.mark.parametrize("kernel", slow_but([Gaussian(0.7), Polynomial(2)], Gaussian(0.7)), ids=repr)
 def test_residual__does_not_depend_on_chunks(kernel, source, tmp_path):
     X = rows(83)
     ridge = 1e-2 * float(kernel.diagonal(X).mean())
@@ -225,7 +226,7 @@ def test_leverage__needs_a_positive_epsilon(epsilon):
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "diagonal", "probabilities"])
-@pytest.mark.parametrize("kernel", [Gaussian(0.7), Linear() + Gaussian(0.7)], ids=repr)
+@pytest.mark.parametrize("kernel", slow_but([Gaussian(0.7), Linear() + Gaussian(0.7)], Gaussian(0.7)), ids=repr)
 def test_replacement__decides_whether_rows_repeat(kernel, sampling):
     X = rows(40)
     scheme = np.full(40, 1 / 40) if sampling == "probabilities" else sampling

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from strategies import CASES, problems
 from threadpoolctl import threadpool_limits
+from variants import slow_but
 
 import daskrr
 from daskrr import exact
@@ -82,8 +83,11 @@ def check_interval(sketch, new, expected, slack):
     return scores, estimate, lower, upper
 
 
-@pytest.mark.parametrize("tiles", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
-def test_interval__contains_the_exact_scores_of_new_rows(tiles):
+@pytest.mark.parametrize(
+    ("tiles", "count"),
+    [("float64", 12), *(pytest.param(tiles, 40, marks=pytest.mark.slow) for tiles in ("float64", "float32"))],
+)
+def test_interval__contains_the_exact_scores_of_new_rows(tiles, count):
     smallest = -8 if tiles == "float64" else -3
 
     @given(
@@ -95,7 +99,7 @@ def test_interval__contains_the_exact_scores_of_new_rows(tiles):
         subset_bound=st.booleans(),
         seed=st.integers(0, 10**6),
     )
-    @settings(max_examples=40, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=count, suppress_health_check=list(HealthCheck))
     def holds(problem, exponents, share, sampling, failure_probability, subset_bound, seed):
         X, kernel = problem.X.astype(np.float64), problem.kernel
         new = hard_rows(X, np.random.default_rng(seed))
@@ -124,7 +128,7 @@ def test_interval__contains_the_exact_scores_of_new_rows(tiles):
     holds()
 
 
-@pytest.mark.parametrize("tiles", ["float64", "float32"])
+@pytest.mark.parametrize("tiles", slow_but(["float64", "float32"], "float32"))
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("n_ridges", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_interval__contains_the_exact_scores_of_new_rows_beside_hard_data(case, tiles, n_ridges):

@@ -4,7 +4,6 @@ import dask.array as da
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.kernel_ridge import KernelRidge
@@ -12,6 +11,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from strategies import as_zarr
+from variants import examples, slow_but
 
 import daskrr
 from daskrr import NystromKernelRidgeClassifier, NystromKernelRidgeCV
@@ -43,8 +43,7 @@ def signs(codes, k):
 # --- What is fitted -----------------------------------------------------------------------------------
 
 
-@settings(max_examples=15)
-@given(st.integers(0, 10**6), st.integers(2, 4), st.floats(-4, 0))
+@examples(5, 15, st.integers(0, 10**6), st.integers(2, 4), st.floats(-4, 0))
 def test_decision_function__with_every_row_as_a_landmark_is_exact(seed, k, exponent):
     X, codes, _ = data(60, k, seed)
     codes[:k] = np.arange(k)
@@ -137,7 +136,7 @@ def sources(X, y, w, folder):
     yield da.from_array(X, chunks=(30, 2)), y, w
 
 
-@pytest.mark.parametrize("class_weight", [None, "balanced"])
+@pytest.mark.parametrize("class_weight", slow_but([None, "balanced"], "balanced"))
 def test_fit__takes_every_source_in_chunks_of_its_own(class_weight, tmp_path):
     X, codes, w = data()
     y = 10 * codes - 5
@@ -274,6 +273,7 @@ def test_predict_proba__is_absent_and_made_by_calibration():
     assert (found.argmax(axis=1) == codes).mean() > 0.7
 
 
+@pytest.mark.slow
 def test_model__can_be_searched_over_parameters_of_its_kernel():
     X, codes, _ = data()
     model = NystromKernelRidgeClassifier("gaussian", RIDGE, 30, random_state=0)

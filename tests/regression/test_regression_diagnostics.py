@@ -1,5 +1,6 @@
 """Standard errors, diagnostics, more rows and selection against models fitted anew, row by row, fold by fold."""
 
+import itertools
 import pickle
 
 import dask
@@ -14,6 +15,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn.linear_model import LinearRegression, Ridge
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from strategies import as_zarr
+from variants import examples, slow_but
 
 import daskrr
 from daskrr import NystromKernelRidge, NystromKernelRidgeCV, NystromTransformer
@@ -61,10 +63,10 @@ def fitted(X, y, w=None, ridge=RIDGE, kernel=KERNEL, chosen=LANDMARKS, **options
     return NystromKernelRidge(kernel, ridge, **options).fit(X, y, w)
 
 
-def cases(function):
-    for name, values in (("intercept", [False, True]), ("weighted", [False, True]), ("t", [None, 2])):
-        function = pytest.mark.parametrize(name, values)(function)
-    return function
+cases = pytest.mark.parametrize(
+    ("intercept", "weighted", "t"),
+    slow_but(itertools.product([False, True], [False, True], [None, 2]), (False, False, None), (True, True, 2)),
+)
 
 
 # --- Standard errors ----------------------------------------------------------------------------------
@@ -238,8 +240,7 @@ def test_diagnose__leverage_is_the_score_of_a_row():
     np.testing.assert_allclose(model.diagnose(X, y).leverage, scores, rtol=1e-8)
 
 
-@settings(max_examples=40)
-@given(st.integers(0, 10**6))
+@examples(12, 40, st.integers(0, 10**6))
 def test_diagnose__keeps_what_is_left_in_its_bounds_on_hard_cases(seed):
     """Far rows, duplicates, tiny ridges, heavy weights: leverage never above 1, and what is left never below zero."""
     generator = np.random.default_rng(seed)
@@ -522,6 +523,7 @@ def test_selection__refuses_bad_input(change, message):
         selected(X, y, **change)
 
 
+@pytest.mark.slow
 def test_selection__serves_every_sampling_scheme():
     X, y, _ = data(200)
     for scheme in ("residual", "leverage", "diagonal", "uniform"):

@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 from distributed import Client, LocalCluster
 from extended import kernel_extended
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.exceptions import NotFittedError
 from strategies import as_zarr, forge
+from variants import examples, slow_but
 
 import daskrr
 from daskrr import NystromKernelRidge, NystromKernelRidgeCV, NystromTransformer
@@ -47,7 +47,7 @@ def selected(X, y, w=None, kernels=(KERNEL,), ridges=RIDGES, **options):
 # --- Targets ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("offset", [1e3, 1e6, 1e9, -1e9])
+@pytest.mark.parametrize("offset", slow_but([1e3, 1e6, 1e9, -1e9], -1e9))
 def test_offset__of_the_targets_changes_the_intercept_alone(offset):
     X, y = data()
     plain, moved = fitted(X, y, fit_intercept=True), fitted(X, y + offset, fit_intercept=True)
@@ -142,8 +142,7 @@ def exactly_fitted(X, y, w, kernel, ridge):
 OFFSET_CASES = ((Linear(), 7.0), (Polynomial(2), 3.0), (Gaussian(1.5), 7.0))
 
 
-@settings(max_examples=15)
-@given(st.integers(0, 10**6), st.sampled_from(OFFSET_CASES), st.booleans())
+@examples(5, 15, st.integers(0, 10**6), st.sampled_from(OFFSET_CASES), st.booleans())
 def test_offset__of_the_rows_leaves_an_intercept_that_is_exact_or_refused(seed, case, weighted):
     (kernel, farthest), n, generator = case, 25, np.random.default_rng(seed)
     offset, ridge = 10 ** generator.uniform(0, farthest), 10 ** generator.uniform(-4, 1)
@@ -166,11 +165,12 @@ def test_offset__of_the_rows_leaves_an_intercept_that_is_exact_or_refused(seed, 
     assert model.effective_dimension_ + 1 == pytest.approx(trace, rel=1e-9 + 8 * n * share)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("offset", "tolerance"),
-    [pytest.param(1e3, 1e-7, marks=pytest.mark.slow), pytest.param(1e5, 3e-4, marks=pytest.mark.slow), (1e6, 2e-2)],
+    [(1e3, 1e-7), (1e5, 3e-4), (1e6, 2e-2)],
 )
-@pytest.mark.parametrize("weighted", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("weighted", [False, True])
 def test_offset__of_the_rows_changes_nothing_of_a_line(offset, tolerance, weighted, tmp_path):
     generator = np.random.default_rng(0)
     X = generator.standard_normal((1500, 3)) + offset
@@ -462,6 +462,7 @@ def runs_of(client):
     return client.run_on_scheduler(lambda dask_scheduler: sorted(dask_scheduler.plugins["daskrr"].runs))
 
 
+@pytest.mark.slow
 def test_factors__are_freed_with_their_model(client, tmp_path):
     X, y = data(200)
     before = set()

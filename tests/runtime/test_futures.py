@@ -110,6 +110,7 @@ def test_window__gives_each_result_with_its_span(threads):
     assert {block.index: threads.value(handle) for block, handle in window} == {n: 2 * n for n in range(9)}
 
 
+@pytest.mark.slow
 def test_window__names_the_rows_of_a_block_that_hangs_where_nobody_can_end_it(threads):
     with dask.config.set({"daskrr.stuck-after": "500ms"}):
         window = threads.window(tasks("hang", hang_on_two, 3), blocks(3))

@@ -7,6 +7,7 @@ import dask.array as da
 import numpy as np
 import pytest
 import zarr
+from variants import slow_but
 
 from daskrr.errors import InvalidData
 from daskrr.runtime import tree
@@ -83,7 +84,7 @@ def test_map_blocks__reads_what_is_given_for_each_span_as_a_reference(run):
     assert found == [(start, f"block {number}") for number, start in enumerate(STARTS)]
 
 
-@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("width", slow_but([1, 3], 3))
 def test_map_blocks__reads_rows_that_are_in_memory_lazy_or_joined_alike(run, width):
     column = open_rows(np.arange(23.0), ndim=1)
     lazy = open_rows(da.from_array(X, chunks=(7, width)))

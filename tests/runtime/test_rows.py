@@ -14,9 +14,9 @@ import pandas as pd
 import pytest
 import scipy.sparse
 import zarr
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import DTYPES, SOURCES, as_zarr, convert, score
+from variants import examples
 from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
@@ -341,8 +341,7 @@ def test_damaged_shards__are_named_by_their_rows(damage, tmp_path):
         read(open_rows(array), 10, 15)
 
 
-@given(position=st.floats(0, 1, exclude_max=True), flipped=st.integers(1, 255))
-@settings(max_examples=30)
+@examples(10, 30, position=st.floats(0, 1, exclude_max=True), flipped=st.integers(1, 255))
 def test_damaged_chunks__never_give_other_rows(position, flipped):
     store = MemoryStore()
     array = as_zarr(data(), (1, 3), store, shards=(5, 3), compressors=[ZstdCodec(checksum=True), Crc32cCodec()])

@@ -108,6 +108,7 @@ def test_top__is_reduced_on_the_workers(points, store, client) -> None:
     np.testing.assert_array_equal(top.values, estimate[order])
 
 
+@pytest.mark.slow
 def test_sketch__scores_new_rows_on_the_cluster(points, store, client) -> None:
     result = daskrr.leverage_scores(store, **OPTIONS)
     # Rows of the data are in the Gram matrix already.
@@ -250,6 +251,7 @@ def negative_distance(X: np.ndarray, Z: np.ndarray) -> np.ndarray:
     return 1.0 + 10.0 * np.linalg.norm(X[:, None] - Z[None], axis=2)
 
 
+@pytest.mark.slow
 def test_plan__refuses_before_anything_runs(points) -> None:
     options = {"n_workers": 1, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(**options, memory_limit="300MiB") as small, Client(small) as client:

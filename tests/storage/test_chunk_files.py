@@ -7,6 +7,7 @@ import pytest
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
+from variants import slow_but
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
 from zarr.storage import LocalStore, MemoryStore
 
@@ -34,7 +35,7 @@ def stored(folder, values=VALUES, chunk=(10, 5), codecs=None, **options):
 
 
 @pytest.mark.parametrize("codecs", CODECS.values(), ids=CODECS)
-@pytest.mark.parametrize("endian", ["little", "big"])
+@pytest.mark.parametrize("endian", slow_but(["little", "big"], "big"))
 @pytest.mark.parametrize(
     "dtype", ["f8", "?", *(pytest.param(one, marks=pytest.mark.slow) for one in ("f4", "i2", "u1"))]
 )

@@ -72,13 +72,15 @@ def leave_a_lease(records: Records, **changes: Any) -> Holder:
     return holder
 
 
-def test_acquire__has_one_winner_of_two_jobs_started_together(records: Records) -> None:
-    generations = np.array(race(acquire_each, 2, records.root, 50))
+@pytest.mark.parametrize("rounds", [20, pytest.param(50, marks=pytest.mark.slow)])
+def test_acquire__has_one_winner_of_two_jobs_started_together(records: Records, rounds: int) -> None:
+    generations = np.array(race(acquire_each, 2, records.root, rounds))
     np.testing.assert_array_equal((generations > 0).sum(axis=0), 1)
-    np.testing.assert_array_equal(generations.max(axis=0), 1 + np.arange(50) // 2)
+    np.testing.assert_array_equal(generations.max(axis=0), 1 + np.arange(rounds) // 2)
     assert len(set(generations.argmax(axis=0))) == 2, "always the same process won, so they did not race"
 
 
+@pytest.mark.slow
 def test_acquire__has_one_winner_of_many_on_s3(bucket: str) -> None:
     generations = np.array(race(acquire_each, 4, f"{bucket}/leases", 6))
     np.testing.assert_array_equal((generations > 0).sum(axis=0), 1)
@@ -210,6 +212,7 @@ def test_enter__moves_the_heartbeat(records: Records, lively: None) -> None:
     assert all(thread.name != "daskrr-lease" for thread in threading.enumerate())
 
 
+@pytest.mark.slow
 def test_check__of_a_process_that_was_stopped_tells_that_it_lost(records: Records) -> None:
     with holding(records, seconds=2.0) as (process, told, _):
         os.kill(process.pid, signal.SIGSTOP)
@@ -259,6 +262,7 @@ def test_check__raises_after_another_generation_took_over(records: Records, live
     assert describe(records)["held"], "what belongs to another was released"
 
 
+@pytest.mark.slow
 def test_check__raises_when_heartbeats_fail_for_too_long(
     records: Records, lively: None, caplog: pytest.LogCaptureFixture
 ) -> None:

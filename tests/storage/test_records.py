@@ -20,9 +20,9 @@ import google_crc32c
 import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import GENEROUS, count_up, create_each, race, replace_each, replace_forever, running, write_forever
+from variants import examples, slow_but
 
 from daskrr.errors import DamagedRecord, InvalidData, InvalidParameter, StoreFailed
 from daskrr.storage import local, retry, versions
@@ -79,8 +79,7 @@ contents = st.dictionaries(
 )
 
 
-@settings(max_examples=50)
-@given(contents)
+@examples(12, 50, contents)
 def test_decode__gives_back_what_was_encoded(content: dict) -> None:
     assert is_same(content, frames.decode("a", stored(content)))
 
@@ -178,7 +177,7 @@ def test_create__only_once(records: Records) -> None:
     assert records.read("c") == {"first": True}
 
 
-@pytest.mark.parametrize("first", ["write", "create"])
+@pytest.mark.parametrize("first", slow_but(["write", "create"], "write"))
 def test_replace__needs_the_version_that_is_there(records: Records, first: str) -> None:
     assert not records.replace("a", {}, "1-00")
     getattr(records, first)("a", {"n": 0})
@@ -442,7 +441,7 @@ def test_write__heals_a_damaged_record(records: Records, first: str) -> None:
     assert records.damaged() == {}
 
 
-@pytest.mark.parametrize("work", [write_forever, replace_forever])
+@pytest.mark.parametrize("work", slow_but([write_forever, replace_forever], write_forever))
 def test_write__leaves_the_old_or_the_new_when_killed(tmp_path: Path, work: object) -> None:
     records, moments = Records(tmp_path), random.Random(0)
     size = 20_000
@@ -483,7 +482,7 @@ def test_create__has_one_winner_among_processes(root: str) -> None:
     assert len(set(won.argmax(axis=0))) > 1, "always the same process won, so they did not race"
 
 
-@pytest.mark.parametrize("first", ["write", "create"])
+@pytest.mark.parametrize("first", slow_but(["write", "create"], "write"))
 def test_replace__has_one_winner_among_processes(root: str, first: str) -> None:
     rounds = 40 if root.startswith("/") else 8
     getattr(Records(root), first)("shared", {"count": 0})

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import zarr
+from variants import slow_but
 
 import daskrr
 from daskrr import machine
@@ -122,6 +123,7 @@ def test_overwrite__on_s3_leaves_nothing_of_the_old_scores(prefix: str) -> None:
     assert daskrr.load(output).certainty is None
 
 
+@pytest.mark.slow
 def test_open_scores__on_s3_shows_an_unfinished_job_only_if_asked(prefix: str, monkeypatch) -> None:
     points(prefix)
     output, write = f"{prefix}/scores.zarr", Records.write
@@ -148,7 +150,7 @@ def test_open_scores__on_s3_shows_an_unfinished_job_only_if_asked(prefix: str, m
 # --- Plain paths that are copies ----------------------------------------------------------------------
 
 
-@pytest.fixture(params=["s3", "files without links"])
+@pytest.fixture(params=slow_but(["s3", "files without links"], "files without links"))
 def place(request: pytest.FixtureRequest, tmp_path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Where an output can be, but no link."""
     if request.param == "s3":

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import zarr
 from strategies import as_zarr, score
+from variants import slow_but
 
 import daskrr
 from daskrr import machine
@@ -57,7 +58,7 @@ def chunk_file(folder, name):
 
 
 @pytest.mark.parametrize("source", ["numpy", "zarr"])
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", slow_but(["float64", "float32"], "float32"))
 def test_store__writes_what_is_computed(source, dtype, tmp_path):
     X = rows() if source == "numpy" else as_zarr(rows(), (5, 2))
     scored, _ = stored(tmp_path, X=X, dtype=dtype)
@@ -75,7 +76,7 @@ def test_store__aligns_chunks_with_blocks(block_rows, height, tmp_path):
     assert all(group[name].dtype == np.float64 and np.isnan(group[name].fill_value) for name in NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(NAMES, "scores"))
 def test_store__checksums_every_chunk(name, tmp_path):
     scored, _ = stored(tmp_path)
     path = chunk_file(tmp_path, name)

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from variants import slow_but
 
 from daskrr.errors import InvalidData, InvalidParameter
 from daskrr.tables import cells
@@ -51,7 +52,7 @@ def test_learn__finds_what_every_column_is(tmp_path):
     assert set(colour.levels) == {"red", "None", "blue"}
 
 
-@pytest.mark.parametrize("at_once", [1, 7, 1000])
+@pytest.mark.parametrize("at_once", slow_but([1, 7, 1000], 7))
 def test_learn__does_not_depend_on_the_batches(at_once, tmp_path):
     table = open_tabular(hard_tables.write(tmp_path / "t.csv", hard_tables.rows(100, gaps=3)))
     options = TableOptions(prunes=True, missing="median")
