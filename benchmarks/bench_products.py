@@ -1,7 +1,8 @@
-"""How near do the two products of a tile come to a matrix multiply, by BLAS and by machine code of our own?
+"""How near do the products of a tile come to a matrix multiply, by BLAS and by machine code of our own?
 
-The triangular product and the Gram matrix of a tile with p columns, each in a loop of its own, as a share of the speed
-of a large matrix multiply that is measured in turn with them: one of float64 for Gram matrices, which are summed in it.
+The triangular product and the Gram matrix of a tile with p columns, that of 32 features which makes them, and that with
+the 32 rows of a probe, each in a loop of its own, as a share of the speed of a large matrix multiply that is measured
+in turn with them: one of float64 for Gram matrices, which are summed in it.
 As many processes as are asked for do so at the same time, since they share the way to memory. From this follows which
 columns :mod:`daskrr.kernels.products` leaves to BLAS.
 """
@@ -19,9 +20,11 @@ import numpy as np
 from benchmarks import harness
 from daskrr.kernels import native, products
 from daskrr.numerics import blas, tiles
+from daskrr.nystrom.audit import PROBE_ROWS
 
 SEED = 0
 SIZE = 1536
+LIFTED = 32 + 2
 COLUMNS = {
     "float64": (64, 128, 256, 512, 768, 1024, 1536, 2048, 4096),
     "float32": (64, 256, 512, 1024, 1536, 4096),
@@ -36,24 +39,34 @@ def measure(seconds: float, rounds: int, case: tuple[str, int]) -> dict[str, flo
     dtype, p = case
     generator = np.random.default_rng(SEED)
     wide = generator.standard_normal((SIZE, SIZE))
-    squares = {"triangular": wide.astype(dtype), "Gram": wide}
+    square = wide.astype(dtype)
     # Rows that are multiplied over and over stay of one size: numbers near zero would take many times as long.
     lower = (np.eye(p) + 1e-6 * np.tril(generator.standard_normal((p, p)), -1)).astype(dtype)
     tile, sums = generator.standard_normal((tiles.tile_rows(p), p)).astype(dtype), np.zeros((p, p))
     rows = tile.copy()
     whose = {"BLAS": False} | ({"own": True} if native.has_wide_registers() else {})
-    steps: dict[str, Callable[[], Any]] = {"triangular": partial(blas.multiply_rows, lower, rows)}
-    steps |= {"Gram": partial(blas.add_gram, tile, sums)}
+    features, landmarks, coefficients = (
+        generator.standard_normal(shape).astype(dtype) for shape in ((len(tile), LIFTED), (LIFTED, p), (p, PROBE_ROWS))
+    )
+    explained, one = np.empty((len(tile), PROBE_ROWS), dtype), float(len(tile))
+    steps: dict[str, tuple[Callable[[], Any], float, Any]] = {
+        "triangular": (partial(blas.multiply_rows, lower, rows), one * p**2, square),
+        "Gram": (partial(blas.add_gram, tile, sums), one * p**2, wide),
+        "columns": (partial(products.times, features, landmarks, rows), 2.0 * one * p * LIFTED, square),
+        "probe": (partial(products.times, tile, coefficients, explained), 2.0 * one * p * PROBE_ROWS, square),
+    }
     found: dict[str, list[float]] = {}
     with blas.one_thread(), np.errstate(all="ignore"):
         for _ in range(rounds):
-            for name, step in steps.items():
-                square = squares[name]
-                limit = _rate(partial(np.matmul, square, square, out=np.empty_like(square)), 2.0 * SIZE**3, seconds)
+            for name, (step, flops, like) in steps.items():
+                limit = _rate(partial(np.matmul, like, like, out=np.empty_like(like)), 2.0 * SIZE**3, seconds)
                 for owner, own in whose.items():
                     rows[...], sums[...] = tile, 0.0
-                    with patch.object(products, "suit", lambda tile, own=own: own):
-                        speed = _rate(step, float(len(tile)) * p**2, seconds)
+                    with (
+                        patch.object(products, "suit", lambda tile, own=own: own),
+                        patch.object(products, "MOST_FACTOR_BYTES", sys.maxsize if own else 0),
+                    ):
+                        speed = _rate(step, flops, seconds)
                     found.setdefault(f"{name}, {owner}", []).append(speed / limit)
     return {name: statistics.median(shares) for name, shares in found.items()}
 
@@ -90,8 +103,7 @@ def main() -> int:
 
 
 def _line(result: dict[str, Any]) -> dict[str, str]:
-    names = [f"{name}, {owner}" for name in ("triangular", "Gram") for owner in ("BLAS", "own")]
-    shares = {name: f"{result['shares'][name]:.2f}" if name in result["shares"] else "" for name in names}
+    shares = {name: f"{share:.2f}" for name, share in result["shares"].items()}
     return {"dtype": result["dtype"], "p": str(result["p"]), **shares, "used": result["used"]}
 
 
