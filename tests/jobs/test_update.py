@@ -243,7 +243,6 @@ def test_update__forgets_neither_a_tolerance_nor_what_was_spent(paths, audits, t
     assert math.fsum(share for _, share, _ in audits) <= summary["ledger"]["spent"] * (1 + 1e-12)
 
 
-@pytest.mark.slow
 def test_update__after_a_rollback_counts_what_was_spent_before_it(tmp_path):
     rows = np.vstack([data(400, 2), data(40, 2, seed=1)])
     X = stored(tmp_path, rows[:400])
