@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from numbers import Real
@@ -14,15 +14,39 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from daskrr.errors import InvalidData, InvalidParameter
 from daskrr.kernels.common import Array, as_rows, checked_number, quiet, set_fields
-from daskrr.kernels.device import HOST, using
+from daskrr.kernels.device import HOST, home, using
 from daskrr.kernels.parameters import nested, replaced
 
 # Elements of rows that are compared at a time: kernels make copies of them.
 _PANEL = 1 << 21
 
+# A panel of kernel columns is computed and goes through its formula in a core's own cache.
+PANEL_BYTES = 2**21
+
+# Kernels make copies of the rows of a panel, so that wide rows are few at a time; with fewer still, reading the
+# landmarks would take longer than the products.
+PANEL_INPUT_BYTES = 32 * 2**20
+
+
+def panel_rows(n_columns: int, n_features: int = 1) -> int:
+    """Rows of a panel of kernel columns that fits in cache, and whose rows of X fit in a few copies."""
+    return max(16, min(1024, PANEL_BYTES // (8 * max(n_columns, 1)), PANEL_INPUT_BYTES // (8 * n_features)))
+
+
+def panels(X: Array, out: Array, at_once: bool = False) -> Iterator[slice]:
+    """Which rows of a tile to compute next: a GPU takes all of them, a processor those of a panel.
+
+    What is written ``at_once`` need not stay in its cache: all rows of which there is room for copies.
+    """
+    height = max(1, len(X))
+    if home(out).is_host:
+        height = max(16, PANEL_INPUT_BYTES // (8 * X.shape[1])) if at_once else panel_rows(out.shape[1], X.shape[1])
+    for start in range(0, len(X), height):
+        yield slice(start, start + height)
+
 
 class Columns:
-    """The columns of a kernel against fixed landmarks, ready to be evaluated panel by panel.
+    """The columns of a kernel against fixed landmarks, ready to be evaluated for a tile of rows.
 
     Objects of this class come from `Kernel.columns`. They can be pickled and hold no scratch memory, so
     that several threads may share one. Values of the distance kernels are right to about 100 unit
@@ -38,13 +62,14 @@ class Columns:
     array([[1., 2., 3.]])
     """
 
-    def __init__(self, fill: Callable[..., None], *prepared: Any) -> None:
+    def __init__(self, fill: Callable[..., None], *prepared: Any, at_once: bool = False) -> None:
         self._fill = fill
         self._prepared = prepared
+        self._at_once = at_once
 
     @quiet
     def __call__(self, X: Array, out: Array) -> None:
-        """Fill ``out`` with the kernel between a panel of rows and the landmarks.
+        """Fill ``out`` with the kernel between rows and the landmarks, panel by panel.
 
         Parameters
         ----------
@@ -54,7 +79,8 @@ class Columns:
             (m, p) C-contiguous tile of the dtype the columns were prepared for; overwritten. Both are arrays of the
             device that the calling thread computes on.
         """
-        self._fill(*self._prepared, X, out)
+        for rows in panels(X, out, self._at_once):
+            self._fill(*self._prepared, X[rows], out[rows])
 
 
 class Kernel(ABC):

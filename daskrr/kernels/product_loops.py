@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from daskrr.kernels.lanes import INTEGER, SCALARS, WIDE, Builder, Lanes, declared, same
+from daskrr.kernels.lanes import INTEGER, SCALARS, WIDE, Builder, Formula, Lanes, declared, same
 from daskrr.kernels.loops import Schedule, lanes_at, repeated, splat, store, turns
 
 # Sums of so many rows and vectors are in registers at a time, of which there are 32 of so many bytes.
@@ -145,10 +145,11 @@ class RowsTimesLower:
 
 @dataclass(frozen=True)
 class RowsTimes:
-    """Multiplies the rows of a tile by columns, panels of so many vectors."""
+    """Multiplies the rows of a tile by columns, panels of so many vectors, and applies a formula to the products."""
 
     dtype: np.dtype[Any]
     n_vectors: int
+    formula: Formula | None = None
     by_rows = False
 
     def build(self, schedule: Schedule) -> Builder:
@@ -169,6 +170,8 @@ class RowsTimes:
                     return [builder.add(place, k) for place in places]
 
                 sums = _with_terms(zeros, (INTEGER(0), n_terms), (packed, 0, vectors), (tile, numbers))
+                if self.formula is not None:
+                    sums = [[self.formula(one) for one in row] for row in sums]
                 _put(builder, sums, target, (group.index, n_rows), (panel.index, n_columns))
         return builder
 

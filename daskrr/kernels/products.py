@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskrr.kernels import native
+from daskrr.kernels import compiled, native
 from daskrr.kernels.device import HOST, Companions, here, home, scratch
-from daskrr.kernels.lanes import SCALARS, WIDE
+from daskrr.kernels.lanes import SCALARS, WIDE, Formula
 from daskrr.kernels.product_loops import (
     COPIED_ROWS,
     PACKED_ROWS,
@@ -59,23 +59,33 @@ def multiply_rows(A: Tile, B: Tile) -> NDArray[np.float64]:
     return norms
 
 
-def times(B: Any, A: Tile, out: Any) -> None:
-    """Fill ``out`` (m, a) with B A, for B (m, p), where A (p, a) never changes; both tiles are on one device."""
+def are_own(A: Tile) -> bool:
+    """Whether products with a constant (p, a) are made here, on this processor."""
+    return native.has_wide_registers() and A.nbytes <= MOST_FACTOR_BYTES
+
+
+def times(B: Any, A: Tile, out: Any, formula: Formula | None = None) -> None:
+    """Fill ``out`` (m, a) with B A, for B (m, p), where A (p, a) never changes, and apply a formula to each number.
+
+    Both tiles are on one device.
+    """
     if (B.shape[1], *out.shape) != (len(A), len(B), A.shape[1]) or not B.dtype == A.dtype == out.dtype:
         raise ValueError(f"cannot multiply {B.shape} {B.dtype} by {A.shape} {A.dtype} into {out.shape} {out.dtype}")
     if not (B.flags.c_contiguous and out.flags.c_contiguous):
         raise ValueError("rows that are multiplied, and those that they become, must lie one after the other")
-    if home(out).is_host and native.has_wide_registers() and A.nbytes <= MOST_FACTOR_BYTES:
-        rows_times(A, B, out)
-    else:
-        np.matmul(B, here(A), out=out)
+    if home(out).is_host and are_own(A):
+        rows_times(A, B, out, formula)
+        return
+    np.matmul(B, here(A), out=out)
+    if formula is not None:
+        compiled.sweep(formula, out)
 
 
-def rows_times(A: Tile, B: Tile, out: Tile) -> None:
+def rows_times(A: Tile, B: Tile, out: Tile, formula: Formula | None = None) -> None:
     """The same by machine code of our own, for C-contiguous arrays."""
     n_vectors = FEW_VECTORS if A.shape[1] <= FEW_COLUMNS else VECTORS
     packed = _PACKED.of(A, "columns", lambda: _pack_columns(A, width_of(A.dtype, n_vectors)))
-    HOST.run(RowsTimes(B.dtype, n_vectors), [B, packed, out], [*B.shape, A.shape[1]])
+    HOST.run(RowsTimes(B.dtype, n_vectors, formula), [B, packed, out], [*B.shape, A.shape[1]])
 
 
 def add_gram(B: Tile, G: Matrix) -> None:

@@ -14,7 +14,7 @@ from scipy.spatial.distance import cdist
 
 from daskrr.errors import InvalidParameter
 from daskrr.kernels import compiled, products
-from daskrr.kernels.base import Columns
+from daskrr.kernels.base import Columns, panels
 from daskrr.kernels.common import Array, checked_number, set_fields
 from daskrr.kernels.device import here, home
 from daskrr.kernels.distance import DistanceKernel
@@ -64,12 +64,12 @@ class _RadialKernel(DistanceKernel):
 
     def _matrix(self, X: Array, Z: Array) -> Array:
         out = np.empty((len(X), len(Z)))
-        _Differences(self, Z).fill(X, out)
+        _Differences(self, Z).columns(X, out)
         return out
 
     def _columns(self, Z: Array, dtype: np.dtype[Any]) -> Columns:
         few = Z.shape[1] <= _FEW_FEATURES[dtype]
-        return Columns(_Differences(self, Z).fill if few else _MatrixProduct(self, Z, dtype).fill)
+        return _Differences(self, Z).columns if few else _MatrixProduct(self, Z, dtype).columns
 
 
 class _Differences:
@@ -81,7 +81,11 @@ class _Differences:
         self._weights = -kernel._gain / np.square(rest)
         self._landmarks = compiled.padded_columns(Z * self._powers)
 
-    def fill(self, X: Array, out: Array) -> None:
+    @property
+    def columns(self) -> Columns:
+        return Columns(self._fill, at_once=True)
+
+    def _fill(self, X: Array, out: Array) -> None:
         compiled.pairs(_add_square, 0.0, self._kernel._profile, *self._given(X), out)
 
     def finish(self, X: Array, limits: Array, out: Array) -> None:
@@ -120,17 +124,21 @@ class _MatrixProduct:
         # norms, and the random walk of the rounding errors along the sum over features.
         self._growth = 4.0 + 0.5 * math.sqrt(n_features)
 
-    def fill(self, X: Array, out: Array) -> None:
-        if not len(X):
-            return
+    @property
+    def columns(self) -> Columns:
+        return Columns(self._fill, at_once=products.are_own(self._landmarks))
+
+    def _fill(self, X: Array, out: Array) -> None:
         # With landmarks [z, 1, -|z|²/2], rows [x, -|x|²/2, 1] have inner products -|x - z|²/2.
         lifted, squares = compiled.lift(X, self._centre, self._rates, out.dtype)
-        products.times(lifted, self._landmarks, out)
         # Rows that overflowed to NaN count as well.
         if self._ratio(float(np.max(home(squares).get(squares)))) <= self._kernel._harmless:
-            compiled.sweep(self._kernel._profile, out)
-        else:
-            self._differences.finish(X, -self._bounds(self._ratio(squares), out.dtype), out)
+            products.times(lifted, self._landmarks, out, self._kernel._profile)
+            return
+        limits = -self._bounds(self._ratio(squares), out.dtype)
+        for rows in panels(X, out):
+            products.times(lifted[rows], self._landmarks, out[rows])
+            self._differences.finish(X[rows], limits[rows], out[rows])
 
     def _ratio(self, squares: Any) -> Any:
         """Of the error of eta to the tolerance, for rows of such squared norms."""

@@ -10,10 +10,11 @@ from dask.utils import format_bytes, format_time
 
 from daskrr.errors import DoesNotFit, printable
 from daskrr.kernels import cuda
+from daskrr.kernels.base import PANEL_BYTES, panel_rows
 from daskrr.machine import Gpu
 from daskrr.numerics.blas import one_thread
 from daskrr.numerics.pass1 import chain_rows
-from daskrr.numerics.tiles import PANEL_BYTES, panel_rows, tile_rows
+from daskrr.numerics.tiles import tile_rows
 from daskrr.nystrom.workload import Workload
 from daskrr.runtime.blocks import block_rows
 from daskrr.runtime.devices import BLOCKS_OF_A_TASK, CPU, PROCESSOR, TASKS_AT_ONCE, Choice

@@ -21,7 +21,6 @@ from daskrr.numerics.tiles import (
     Diagonal,
     Pieces,
     check_overflow,
-    fill_tile,
     kernel_tiles,
     tile_rows,
 )
@@ -51,7 +50,7 @@ class Probe:
         """
         shape = (len(X), len(self.rows))
         values, explained = scratch("probe", shape, C.dtype), scratch("explained", shape, C.dtype)
-        fill_tile(self.columns, X, values)
+        self.columns(X, values)
         products.times(C, self.coefficients, out=explained)
         if first_row is not None:
             itself = np.flatnonzero((self.rows >= first_row) & (self.rows < first_row + len(X)))

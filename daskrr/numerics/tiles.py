@@ -2,8 +2,7 @@
 
 A block arrives as an iterable of *pieces*, each a NumPy array of some of its rows in order (one decoded input
 chunk, say). Pieces are cut into tiles whose height depends on the number of landmarks and the device alone, because it
-changes bits. A tile of kernel columns is computed on the device, on a processor in panels that stay in cache, then
-transformed in place.
+changes bits. A tile of kernel columns is computed on the device, then transformed in place.
 """
 
 import sys
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskrr.errors import InvalidData
-from daskrr.kernels.device import current, home, scratch
+from daskrr.kernels.device import current, scratch
 from daskrr.numerics.checksum import crc32c
 
 Columns = Callable[[NDArray, NDArray], None]
@@ -24,15 +23,10 @@ Pieces = Iterable[NDArray]
 # A tile should stay near its core (several processes share the way to memory), yet hold rows enough that adding its
 # Gram matrix to a p × p sum is worth reading that sum, and that what Python does for each tile, whose own memory has
 # left the caches by then, takes little. One product on it is far below half a second on one core, so that a worker
-# stays responsive. A panel is computed and exponentiated in a core's own cache.
+# stays responsive.
 TILE_ELEMENTS = 2**18
 WORTHWHILE_ROWS = 2048
 TILE_FLOPS = 1e10
-PANEL_BYTES = 2**21
-
-# Kernels make copies of the rows of a panel, so that wide rows are few at a time; with fewer still, reading the
-# landmarks would take longer than the products.
-PANEL_INPUT_BYTES = 32 * 2**20
 
 # An overflow is found in the results and named there.
 LEGAL_OVERFLOW = np.errstate(over="ignore", invalid="ignore")
@@ -45,11 +39,6 @@ def tile_rows(n_columns: int) -> int:
     p = max(n_columns, 1)
     rows = max(TILE_ELEMENTS // p, min(WORTHWHILE_ROWS, int(TILE_FLOPS / p**2)))
     return max(32, 1 << (min(rows, 4096).bit_length() - 1))
-
-
-def panel_rows(n_columns: int, n_features: int = 1) -> int:
-    """Rows of a panel of kernel columns that fits in cache, and whose rows of X fit in a few copies."""
-    return max(16, min(1024, PANEL_BYTES // (8 * max(n_columns, 1)), PANEL_INPUT_BYTES // (8 * n_features)))
 
 
 @dataclass
@@ -111,13 +100,6 @@ def check_finite(piece: NDArray, first_row: int, name: str = "the input") -> Non
     )
 
 
-def fill_tile(columns: Columns, X: NDArray, tile: NDArray) -> None:
-    """Fill ``tile`` (m, p) with the kernel columns of the rows X (m, d), both on one device, panel by panel."""
-    height = panel_rows(*tile.shape[1:], *X.shape[1:]) if home(tile).is_host else max(1, len(X))
-    for start in range(0, len(X), height):
-        columns(X[start : start + height], tile[start : start + height])
-
-
 def kernel_tiles(
     columns: Columns, X: NDArray, n_columns: int, dtype: np.dtype
 ) -> Iterator[tuple[slice, NDArray, NDArray]]:
@@ -129,7 +111,7 @@ def kernel_tiles(
     for start in range(0, len(X), height):
         rows = slice(start, min(start + height, len(X)))
         C, there = scratch("tile", (rows.stop - start, n_columns), dtype), device.put(X[rows])
-        fill_tile(columns, there, C)
+        columns(there, C)
         yield rows, there, C
 
 

@@ -18,7 +18,6 @@ from daskrr.numerics.factorize import check_resolution
 from daskrr.numerics.pass1 import Draw, GramPart, Totals
 from daskrr.numerics.reservoir import Reservoir
 from daskrr.numerics.ridge import middle
-from daskrr.numerics.tiles import fill_tile
 from daskrr.numerics.whitening import kernel_error
 from daskrr.nystrom import factors
 from daskrr.nystrom.checkpoints import Earlier, RecordedSums, most_additions, sum_span, summing
@@ -98,7 +97,7 @@ def landmark_inputs(
         raise InvalidData("the kernel of the landmarks is not finite: it overflows. Scale the features down.")
     device = current()
     tile = device.empty(W.shape, dtype)
-    fill_tile(kernel.columns(X, dtype), device.put(X), tile)
+    kernel.columns(X, dtype)(device.put(X), tile)
     return LandmarkMatrix(
         W=W,
         X=X,

@@ -33,6 +33,7 @@ from daskrr.kernels import (
     Scaled,
     Sum,
     as_kernel,
+    base,
     from_spec,
 )
 
@@ -196,6 +197,47 @@ def test_call__refuses_what_are_not_rows(kernel, X, match):
 
 
 # --- Columns ------------------------------------------------------------------------------------------
+
+
+def test_panel_rows__fit_the_cache_or_are_few():
+    assert all(8 * p * base.panel_rows(p) <= base.PANEL_BYTES or base.panel_rows(p) == 16 for p in range(1, 20000))
+    assert max(base.panel_rows(p) for p in range(100)) <= 1024
+
+
+@pytest.mark.parametrize("n", [0, 1, 1024, 1025, 2500])
+def test_columns__are_filled_panel_by_panel_or_at_once(n):
+    rng = np.random.default_rng(3)
+    X, Z = rng.standard_normal((n, 4)), rng.standard_normal((3, 4))
+    for at_once in (False, True):
+        heights, tile = [], np.full((n, 3), np.nan)
+
+        def fill(rows, out, heights=heights):
+            heights.append(len(rows))
+            np.matmul(rows, Z.T, out=out)
+
+        base.Columns(fill, at_once=at_once)(X, tile)
+        np.testing.assert_allclose(tile, X @ Z.T, rtol=1e-13, atol=1e-14)
+        assert sum(heights) == n
+        assert max(heights, default=0) <= (n if at_once else base.panel_rows(3))
+        assert len(heights) <= 1 or not at_once
+
+
+def test_columns__of_wide_rows_are_never_filled_at_once():
+    X, heights = np.ones((100, base.PANEL_INPUT_BYTES // 8 // 40)), []
+    base.Columns(lambda rows, out: heights.append(len(rows)), at_once=True)(X, np.empty((100, 1)))
+    assert heights == [40, 40, 20]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("kernel", [Gaussian(1.0), Matern(1.0, 1.5)], ids=ident)
+def test_columns__of_a_row_have_the_same_bits_beside_rows_that_are_mended(kernel, dtype):
+    rng = np.random.default_rng(8)
+    Z, X = 0.1 * rng.standard_normal((300, 12)), 0.1 * rng.standard_normal((2000, 12))
+    X[5::9] *= 300.0
+    tile = evaluate(kernel, X, Z, dtype)
+    near = np.delete(np.arange(2000), np.arange(5, 2000, 9))
+    np.testing.assert_array_equal(evaluate(kernel, X[near], Z, dtype), tile[near])
+    np.testing.assert_allclose(tile, kernel(X, Z), rtol=0, atol=100 * unit(dtype))
 
 
 def panel(seed, m, p, d, offset, spread):

@@ -80,6 +80,10 @@ def test_rows__have_the_same_bits_wherever_they_are(dtype):
     np.testing.assert_array_equal(alone, together)
 
 
+def squared_and_one(lanes):
+    return lanes * lanes + 1.0
+
+
 @pytest.mark.parametrize("wide", [True, False])
 def test_times__is_our_own_or_that_of_numpy(wide, monkeypatch):
     monkeypatch.setattr(native, "has_wide_registers", lambda: wide)
@@ -90,7 +94,9 @@ def test_times__is_our_own_or_that_of_numpy(wide, monkeypatch):
         out = np.empty((9, n_columns))
         products.times(B, A, out)
         np.testing.assert_array_equal(out, B @ A)
-    assert len(own) == (native.has_wide_registers() and wide)
+        products.times(B, A, out, squared_and_one)
+        np.testing.assert_array_equal(out, np.square(B @ A) + 1.0)
+    assert len(own) == 2 * (native.has_wide_registers() and wide)
 
 
 def test_times__refuses_what_does_not_fit():

@@ -36,7 +36,7 @@ import daskrr
 from daskrr import exact
 from daskrr.errors import InvalidData, InvalidParameter, KernelNotPositive, RidgeTooSmall, SourceChanged
 from daskrr.kernels import Bernoulli, Cosine, Function, Gaussian, Laplacian, Linear, Matern, Polynomial
-from daskrr.numerics.tiles import panel_rows
+from daskrr.kernels.base import panel_rows
 from daskrr.nystrom.audit import PROBE_ROWS
 from daskrr.nystrom.sampling import Diagonal, Leverage, Probabilities, Uniform
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daskrr.errors import InvalidData, SourceChanged
-from daskrr.kernels import Gaussian, Linear, Polynomial
+from daskrr.kernels import Gaussian, Polynomial
 from daskrr.numerics import factorize, pass1, pass2, tiles
 from daskrr.numerics.whitening import UNIT_ROUNDOFF, whiten
 
@@ -58,27 +58,6 @@ def test_tile_rows__are_powers_of_two_that_bound_the_work():
     assert all(height & (height - 1) == 0 and height >= 32 for height in heights)
     assert all(a >= b for a, b in itertools.pairwise(heights))
     assert all(tiles.tile_rows(p) * p**2 <= tiles.TILE_FLOPS for p in (1, 500, 4000, 11000))
-
-
-def test_panel_rows__fit_the_cache_or_are_few():
-    assert all(8 * p * tiles.panel_rows(p) <= tiles.PANEL_BYTES or tiles.panel_rows(p) == 16 for p in range(1, 20000))
-    assert max(tiles.panel_rows(p) for p in range(100)) <= 1024
-
-
-@pytest.mark.parametrize("n", [1, 1024, 1025, 2500])
-def test_fill_tile__calls_the_kernel_panel_by_panel(n):
-    X, Z = rows(n), rows(3, seed=1)
-    columns, heights = Linear().columns(Z, F64), []
-
-    def counted(panel, out):
-        heights.append(len(panel))
-        columns(panel, out)
-
-    tile = np.full((n, 3), np.nan)
-    tiles.fill_tile(counted, X, tile)
-    np.testing.assert_allclose(tile, X @ Z.T, rtol=1e-13, atol=1e-14)
-    assert sum(heights) == n
-    assert max(heights) <= tiles.panel_rows(3)
 
 
 def gram_part(whitener, pieces, first_row):
