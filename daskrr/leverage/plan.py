@@ -10,7 +10,7 @@ from dask.utils import format_bytes, format_time
 
 from daskrr.errors import DoesNotFit, printable
 from daskrr.kernels import cuda
-from daskrr.kernels.base import PANEL_BYTES, panel_rows
+from daskrr.kernels.base import PANEL_BYTES, PANEL_INPUT_BYTES, panel_rows
 from daskrr.machine import Gpu
 from daskrr.numerics.blas import one_thread
 from daskrr.numerics.pass1 import chain_rows
@@ -321,8 +321,10 @@ class _Memory:
 
     @property
     def _panels(self) -> int:
+        """Kernels make copies of the rows of a panel, or one of those of a tile."""
         d = self.rows.shape[1]
-        return 4 * PANEL_BYTES + PANEL_COPIES * min(self.height, panel_rows(self.p, d)) * 8 * d
+        copied = max(PANEL_COPIES * panel_rows(self.p, d), min(tile_rows(self.p), PANEL_INPUT_BYTES // (8 * d)))
+        return 4 * PANEL_BYTES + min(PANEL_COPIES * self.height, copied) * 8 * (d + 2)
 
     @property
     def _comparing(self) -> int:

@@ -20,12 +20,13 @@ Columns = Callable[[NDArray, NDArray], None]
 Diagonal = Callable[[NDArray], NDArray]
 Pieces = Iterable[NDArray]
 
-# A tile should stay near its core (several processes share the way to memory), yet hold rows enough that adding its
-# Gram matrix to a p × p sum is worth reading that sum, and that what Python does for each tile, whose own memory has
-# left the caches by then, takes little. One product on it is far below half a second on one core, so that a worker
-# stays responsive.
-TILE_ELEMENTS = 2**18
+# What Python does for a tile takes a millisecond, since its own memory has left the caches by then: rows enough that
+# this is little, and that adding their Gram matrix to a p × p sum is worth reading that sum, but no more numbers than
+# are still near their core (several processes share the way to memory). One product on a tile is far below half a
+# second on one core, so that a worker stays responsive.
+TILE_ELEMENTS = 2**21
 WORTHWHILE_ROWS = 2048
+MOST_ROWS = 8192
 TILE_FLOPS = 1e10
 
 # An overflow is found in the results and named there.
@@ -37,8 +38,8 @@ def tile_rows(n_columns: int) -> int:
     if (wished := current().tile_rows(n_columns)) is not None:
         return wished
     p = max(n_columns, 1)
-    rows = max(TILE_ELEMENTS // p, min(WORTHWHILE_ROWS, int(TILE_FLOPS / p**2)))
-    return max(32, 1 << (min(rows, 4096).bit_length() - 1))
+    rows = min(max(TILE_ELEMENTS // p, WORTHWHILE_ROWS), MOST_ROWS, int(TILE_FLOPS / p**2))
+    return max(32, 1 << (max(rows, 1).bit_length() - 1))
 
 
 @dataclass
