@@ -109,6 +109,7 @@ def test_readme__python_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert str(names["result"].certificate) in printed
 
 
+@pytest.mark.slow
 def test_guide__python_runs_and_agrees_with_the_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     names, _ = run_python(GUIDE)

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import check_grad
 from scipy.stats import multivariate_normal
+from variants import examples
 
 from daskrr.errors import InvalidData
 from daskrr.kernels import Gaussian, Laplacian, Matern
@@ -43,8 +43,7 @@ def test_scale_gradient__is_the_derivative_of_the_kernel(kernel):
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
 
 
-@settings(max_examples=20)
-@given(st.sampled_from(KERNELS), st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 3), st.booleans())
+@examples(6, 20, st.sampled_from(KERNELS), st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 3), st.booleans())
 def test_evidence__has_the_gradient_of_its_values(kernel, seed, d, T, weighted):
     X, Y, w = data(40, d, T, seed)
     X[5] = X[6]

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 from strategies import CASES, KERNELS, Problem
+from variants import slow_but
 
 from daskrr.errors import KernelNotPositive, RidgeTooSmall
 from daskrr.kernels import Gaussian, Linear, Matern
@@ -95,7 +96,7 @@ def test_whiten__never_lifts_the_approximation_above_the_matrix(kernel, case):
     assert np.abs(left).max() <= 4 * found.shift
 
 
-@pytest.mark.parametrize("n_repeated", [0, 57])
+@pytest.mark.parametrize("n_repeated", slow_but([0, 57], 57))
 def test_whiten__of_many_landmarks_keeps_a_multiple_of_four_and_none_twice(n_repeated):
     X = np.random.default_rng(0).standard_normal((1030, 8))
     X = np.concatenate([X, X[:n_repeated]])

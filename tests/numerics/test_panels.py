@@ -3,6 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from posing import PosingDevice
+from variants import slow_but
 
 from daskrr.kernels.cuda import cuda_device
 from daskrr.kernels.device import HOST, using
@@ -24,7 +25,7 @@ def cores(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("cores")
-@pytest.mark.parametrize("p", SIZES)
+@pytest.mark.parametrize("p", slow_but(SIZES, 63, 1301))
 def test_panels__are_as_good_as_lapack(p):
     G = positive(p)
     L = panels.lower(np.where(np.tri(p, dtype=bool), G, np.nan))

@@ -454,13 +454,8 @@ def test_model__can_be_cloned_piped_and_searched():
     assert search.best_params_["ridge"] == 1e-3
 
 
-@pytest.mark.parametrize(
-    "kernel",
-    [
-        Gaussian(50.0),
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ("gaussian", None, {"kernel": "rbf", "gamma": 1e-4})),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", [Gaussian(50.0), "gaussian", None, {"kernel": "rbf", "gamma": 1e-4}])
 def test_model__can_be_searched_over_parameters_of_its_kernel(kernel):
     X = rows(120)
     y = targets(X)
