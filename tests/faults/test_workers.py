@@ -287,7 +287,8 @@ def test_block__that_hangs_twice_is_named_and_everything_else_kept(points, refer
     with counted_cluster() as (cluster, _, counter):
         settings = {"DASK_DASKRR__STUCK_AFTER": "5s"}
         with job(points, output, cluster.scheduler_address, settings, **parameters) as running:
-            complaints = running.ended(3)
+            # It has as long as twenty other tasks, twice.
+            complaints = running.ended(3, seconds=2 * GENEROUS)
         assert f"the block of {MARKED_ROWS} twice did not end" in complaints
         assert counter.left >= 2
         assert reader.status(output)["unfinished"][0]["summed"]["fit-0"] == N_TASKS - 1
