@@ -33,6 +33,8 @@ from daskrr.kernels import Gaussian, native
 
 ROOT = Path(__file__).parents[1]
 
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
@@ -56,7 +58,7 @@ def quick_report(environment, tmp_path):
             start_new_session=True,
         ) as process:
             try:
-                text, complaints = process.communicate(timeout=250)
+                text, complaints = process.communicate(timeout=500)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 raise
