@@ -89,6 +89,20 @@ DEFECTS = (
         ("kernels/test_products.py",),
     ),
     Defect(
+        "limits of the first panel for all panels of a tile",
+        "kernels/radial.py",
+        "self._differences.finish(X[rows], limits[rows], out[rows])",
+        "self._differences.finish(X[rows], limits[: len(X[rows])], out[rows])",
+        ("kernels/test_kernels.py",),
+    ),
+    Defect(
+        "a formula that products forget where they are those of BLAS",
+        "kernels/products.py",
+        "    if formula is not None:\n        compiled.sweep",
+        "    if formula is not None and A.size < 0:\n        compiled.sweep",
+        ("kernels/test_products.py",),
+    ),
+    Defect(
         "a weight that features share left out",
         "kernels/loops.py",
         "        if self.share:\n",

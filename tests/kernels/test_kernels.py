@@ -240,6 +240,18 @@ def test_columns__of_a_row_have_the_same_bits_beside_rows_that_are_mended(kernel
     np.testing.assert_allclose(tile, kernel(X, Z), rtol=0, atol=100 * unit(dtype))
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("kernel", [Gaussian(1.0), Matern(1.0, 1.5)], ids=ident)
+def test_columns__that_are_mended_have_the_same_bits_however_rows_are_cut(kernel, dtype):
+    rng = np.random.default_rng(9)
+    Z = rng.standard_normal((300, 12)) * rng.uniform(0.0, 8.0, (300, 1))
+    X = Z[rng.integers(0, 300, 2000)] + 0.3 * rng.standard_normal((2000, 12))
+    tile = evaluate(kernel, X, Z, dtype)
+    parts = [evaluate(kernel, part, Z, dtype) for part in np.split(X, [1, 400, 950, 951, 1300])]
+    np.testing.assert_array_equal(np.concatenate(parts), tile)
+    np.testing.assert_allclose(tile, kernel(X, Z), rtol=0, atol=100 * unit(dtype))
+
+
 def panel(seed, m, p, d, offset, spread):
     """Rows and landmarks with duplicates and near duplicates of landmarks among the rows."""
     rng = np.random.default_rng(seed)
