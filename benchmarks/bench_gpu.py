@@ -65,7 +65,7 @@ PARTS = {
         replace(WIDE, name="p = 4096, float32", dtype="float32", required=0.0),
         replace(WIDE, name="p = 4096, default, certified", sampling="residual", certify=True, required=0.0),
     ],
-    "cores": [replace(MAIN, name="p = 1024 on cores", device="cpu", required=0.0)],
+    "cores": [replace(MAIN, name="p = 1024 on cores", device="cpu", required=0.0, repeats=1)],
     "large": [LARGE],
 }
 
