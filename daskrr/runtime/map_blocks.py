@@ -171,12 +171,18 @@ class BlockMap:
         rows = [one.anew(f"{self.key}-{number}") for number, one in enumerate(self.rows)]
         device, kept = self.run.executor.device.name, self.run.executor.kept_pieces
         work = seal(partial(_walk, device, self.function, reduce, len(self.shared), len(rows)))
+        light = self._is_light
         for position, span in enumerate(self.spans):
             sources = [one.source(span.start, span.stop) for one in rows]
             given = (*self.shared, *sources, *(items[position] for items in self.each))
             place = (span.index, span.start, span.stop, span.height)
             # "span" keeps it from the keys of :meth:`Executor.apply`, which are numbered too.
-            yield call_unsealed(f"{self.key}-span-{span.index}", work, place, kept, *given)
+            yield call_unsealed(f"{self.key}-span-{span.index}", work, place, kept, *given, waits_for_thread=light)
+
+    @property
+    def _is_light(self) -> bool:
+        """Whether tasks bring no rows with them."""
+        return all(one.is_stored for one in self.rows)
 
     def only(self, spans: Sequence[Span]) -> "BlockMap":
         """The same on some of the spans."""
@@ -186,8 +192,7 @@ class BlockMap:
 
     def window(self, reduce: Reduce, *, spare: bool = False) -> Iterator[tuple[Span, Any]]:
         """Each span with a handle of its result, as they end; see :meth:`Executor.window`."""
-        light = all(one.is_stored for one in self.rows)
-        return self.run.executor.window(self._tasks(reduce), self.spans, spare=spare, light=light)
+        return self.run.executor.window(self._tasks(reduce), self.spans, spare=spare, light=self._is_light)
 
     def lazy(self, n_columns: int) -> da.Array:
         """The array (n_rows, n_columns) that the blocks' results make up; nothing runs before it is computed.

@@ -63,11 +63,16 @@ def sealed_task(key: str, function: Callable[..., Any], *arguments: Any) -> Dela
     return call_unsealed(key, seal(function), *arguments)
 
 
-def call_unsealed(key: str, function: bytes, *arguments: Any) -> Delayed:
-    """The same with a function that was sealed before, once for many tasks."""
+def call_unsealed(key: str, function: bytes, *arguments: Any, waits_for_thread: bool = False) -> Delayed:
+    """The same with a function that was sealed before, once for many tasks.
+
+    One that ``waits_for_thread`` goes to whichever worker has a thread to spare first, wherever its arguments are. Dask
+    guesses which tasks should; the others are dealt out at once, and a worker that is slow keeps what it was given.
+    """
     tasks: Any = [one for one in arguments if isinstance(one, Delayed)]
     given = (TaskRef(one.key) if isinstance(one, Delayed) else one for one in arguments)
-    graph: Any = {key: Task(key, operator.call, Task(None, _UNSEAL, function), *given)}
+    call = Task(key, operator.call, Task(None, _UNSEAL, function), *given, _data_producer=waits_for_thread)
+    graph: Any = {key: call}
     return Delayed(key, HighLevelGraph.from_collections(key, graph, dependencies=tasks))
 
 

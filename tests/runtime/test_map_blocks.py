@@ -1,5 +1,7 @@
 """The verb: a function on every block of rows."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import add
 
@@ -7,6 +9,7 @@ import dask.array as da
 import numpy as np
 import pytest
 import zarr
+from processes import GENEROUS
 from variants import slow_but
 
 from daskrr.errors import InvalidData
@@ -177,3 +180,25 @@ def test_progress__tells_tasks_and_rows(run):
     map_blocks(told_run, "count-rows", lambda start: start).values("counting")
     assert {event.stage for event in events} == {"counting"}
     assert (events[-1].done, events[-1].total, events[-1].rows) == (len(run.spans), len(run.spans), 23)
+
+
+def wait_for(path, *given):
+    """Until there is something at the path."""
+    deadline = time.monotonic() + GENEROUS
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def test_map_blocks__deals_out_two_blocks_to_a_thread_and_the_others_to_whichever_is_free_first(client, tmp_path):
+    array = zarr.create_array(tmp_path / "X", shape=(60, 2), chunks=(5, 2), dtype=X.dtype)
+    array[:] = 1.0
+    run, scheduler = Run.over(open_rows(tmp_path / "X"), 5), client.cluster.scheduler
+    shared = [tmp_path / "go", *(run.executor.hold(number) for number in range(6))]
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(map_blocks(run, "wait", wait_for, run.rows, shared=shared).values)
+        dealt = n_queued = 0
+        while dealt + n_queued < 12 and not running.done():
+            dealt, n_queued = sum(len(one.processing) for one in scheduler.workers.values()), len(scheduler.queued)
+        (tmp_path / "go").touch()
+        running.result()
+    assert (dealt, n_queued) == (4, 8)
