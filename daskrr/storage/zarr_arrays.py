@@ -73,7 +73,7 @@ def blueprint(
 
 
 def small_group(arrays: Mapping[str, NDArray], attributes: Mapping[str, Any]) -> dict[str, bytes]:
-    """All files of a group of small arrays of any shape, each one chunk."""
+    """All files of a group of small arrays of any shape, each one chunk: factors, which cannot be packed."""
     store = MemoryStore()
     group = zarr.open_group(store, mode="w", attributes=dict(attributes))
     for name, values in arrays.items():
@@ -82,7 +82,7 @@ def small_group(arrays: Mapping[str, NDArray], attributes: Mapping[str, Any]) ->
             data=np.asarray(values),
             chunks=tuple(max(1, size) for size in np.shape(values)),
             fill_value=np.nan if np.asarray(values).dtype.kind == "f" else -1,
-            compressors=(ZstdCodec(level=LEVEL), Crc32cCodec()),
+            compressors=Crc32cCodec(),
             config={"write_empty_chunks": True},
         )
     return {key: value.to_bytes() for key, value in store._store_dict.items()}
