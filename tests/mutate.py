@@ -119,8 +119,8 @@ DEFECTS = (
     Defect(
         "audit with twice the rows it has",
         "nystrom/audit.py",
-        "deviation_bound(eigenvalue, weight, size, failure_probability)",
-        "deviation_bound(eigenvalue, weight, 2 * size, failure_probability)",
+        "deviation_bound(eigenvalue, self.weight, self.rows, failure_probability)",
+        "deviation_bound(eigenvalue, self.weight, 2 * self.rows, failure_probability)",
         ("nystrom/test_audit.py",),
     ),
     Defect(

@@ -21,8 +21,9 @@ from daskrr.numerics.factorize import check_resolution
 from daskrr.nystrom.audit import (
     MAX_AUDIT_ROWS,
     Audit,
-    audit,
+    BegunAudit,
     audit_draws,
+    begin_audit,
     certainty_of,
     draw_apart,
     make_probe,
@@ -128,15 +129,18 @@ def fit(
     first = first_pass(run, sketch, draws, title=round.title, label=round.label)
     share = _roundoff_share(problem, sketch, first)
     with Stage(run.report, round.algebra_title, total=1) as stage:
+        # Audit: how large K − L can be. It takes as long as the ridge, and not on the scheduler.
+        begun = _begun_audit(problem, run, sketch, first, round, audit_rows) if certify else None
+        probe = make_probe(run, sketch, first, problem.seed, round.number)
         # Ridge: the factors of G + n·λ·I.
         step = partial(add_ridge, dtype=settings.dtype, n_rows=sketch.n_rows, ridges=settings.ridges, leading=certify)
         ridged = sketch.algebra.perform(step, first.gram)
-        probe = make_probe(run, sketch, first, problem.seed, round.number)
         sketch = replace(sketch, probe=probe, gram_error=ridged.gram_error)
-        # Audit: how large K − L can be.
         proof, ledger = None, round.ledger
-        if certify:
-            found = _audited(problem, run, sketch, first, round, audit_rows)
+        if begun is not None:
+            found = begun.outcome(run.executor, ledger.share)
+            # All audits together may spend it.
+            found = replace(found, failure_probability=problem.failure_probability if audit_rows else 0.0)
             ledger = ledger.after_audit() if audit_rows else ledger
             sketch = replace(sketch, certainty=certainty_of(sketch, found, ridged.score_errors))
             proof = _proof(problem, sketch, found, first, ridged, weighing)
@@ -216,15 +220,14 @@ def _roundoff_share(problem: Problem, sketch: NystromSketch, first: FirstPass) -
     )  # fmt: skip
 
 
-def _audited(
+def _begun_audit(
     problem: Problem, run: Run, sketch: NystromSketch, first: FirstPass, round: Round, audit_rows: int
-) -> Audit:
-    """The audit of a round, which states what all audits together may spend."""
-    ledger, seed = round.ledger, problem.seed
+) -> BegunAudit:
+    """The audit of a round, whose rows may have to be drawn first."""
+    stream, seed = round.ledger.stream, problem.seed
     if round.audit_apart and audit_rows:
-        first = draw_apart(run, sketch, first, audit_draws(seed, ledger.stream, audit_rows))
-    found = audit(run, sketch, first, audit_rows, ledger.share, seed, ledger.stream)
-    return replace(found, failure_probability=problem.failure_probability if audit_rows else 0.0)
+        first = draw_apart(run, sketch, first, audit_draws(seed, stream, audit_rows))
+    return begin_audit(run, sketch, first, audit_rows, seed, stream)
 
 
 def _proof(

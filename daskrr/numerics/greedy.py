@@ -3,6 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from daskrr.numerics import panels
+
 # A candidate of which no more than this share of its residual is left is explained by those taken before.
 EXPLAINED = 1e-5
 
@@ -45,14 +47,16 @@ class _Choice:
     def take(self, number: int) -> bool:
         """Take some more candidates; False if there was none to take."""
         before = len(self.taken)
+        is_open = self.left > self.least
+        is_open[self.taken] = False
+        # gain/left, where the gain has shrunk as left²
+        shrunk = np.divide(self.gains, self.known_left**2, out=np.zeros(len(self.E)), where=is_open)
         for k in range(before, min(before + number, len(self.explained))):
-            is_open = self.left > self.least
-            is_open[self.taken] = False
+            is_open &= self.left > self.least
             if not is_open.any():
                 break
-            # gain/left, where the gain has shrunk as left²
-            rate = np.divide(self.gains * self.left, self.known_left**2, out=np.full(len(self.E), -1.0), where=is_open)
-            j = int(np.argmax(rate))
+            j = int(np.argmax(np.where(is_open, shrunk * self.left, -1.0)))
+            is_open[j] = False
             F = self.explained[:k]
             self.explained[k] = (self.E[j] - F[:, j] @ F) / np.float32(np.sqrt(self.left[j]))
             self.left -= np.square(self.explained[k], dtype=np.float64)
@@ -63,7 +67,7 @@ class _Choice:
         """Bring the gains up to date: Σ_b weight_b·(E_bj − Σ_i v_ib v_ij)², with the rows v of what was taken since."""
         F, V = self.explained[: self.n_known], self.explained[self.n_known : len(self.taken)]
         weighted = self.weights * V
-        products = weighted @ self.E - (weighted @ F.T) @ F
+        products = panels.times(self.E, weighted.T).T - (weighted @ F.T) @ F
         self.gains += np.einsum("ij,ij->j", V, (weighted @ V.T) @ V - 2.0 * products)
         np.maximum(self.gains, 0.0, out=self.gains)
         self.known_left = self.left.copy()

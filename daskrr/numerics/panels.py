@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,8 +101,8 @@ def unpacked_lower(triangle: NDArray[np.float64]) -> Matrix:
     return full
 
 
-def times(A: Matrix, B: Matrix) -> Matrix:
-    """A B, for A (m, p) and B (p, …)."""
+def times(A: NDArray[Any], B: NDArray[Any]) -> NDArray[Any]:
+    """A B, for A (m, p) and B (p, …), of any floating dtype."""
     if not home(A).is_host:
         return A @ B
     return np.concatenate([A[:0] @ B, *side_by_side(lambda rows: A[rows] @ B, cut(0, len(A)))])

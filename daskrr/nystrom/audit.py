@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse.linalg import ArpackError, eigsh
+from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
 from daskrr.errors import CheckFailed
 from daskrr.kernels import Kernel
-from daskrr.numerics import blas
+from daskrr.numerics import blas, panels
 from daskrr.numerics.bounds import Certainty, deviation_bound, kernel_noise
 from daskrr.numerics.factorize import sum_error
-from daskrr.numerics.pass1 import Draw, KeptResiduals, no_less_than_residual, whitened_rows
+from daskrr.numerics.pass1 import Draw, KeptResiduals, Totals, no_less_than_residual, whitened_rows
 from daskrr.numerics.reservoir import Order, Reservoir, merge
 from daskrr.numerics.tiles import BlockReader
 from daskrr.nystrom.drawing import fetch_rows
@@ -27,6 +27,7 @@ from daskrr.nystrom.first_pass import FirstPass
 from daskrr.nystrom.landmarks import child, stream
 from daskrr.nystrom.reading import whitener_of
 from daskrr.nystrom.sketch import NystromSketch
+from daskrr.runtime.executors import Executor
 from daskrr.runtime.map_blocks import Run, map_blocks
 from daskrr.runtime.rows import pieces
 
@@ -121,6 +122,35 @@ def probe_draw(seed: int, round_number: int) -> dict[str, Draw]:
     return {"probe": Draw(Order.of(child(seed, "probe", round_number, 1)), PROBE_ROWS, no_less_than_residual)}
 
 
+@dataclass(frozen=True)
+class BegunAudit:
+    """An audit whose drawn rows, if there are any, are being looked at on a worker: a handle of the eigenvalue."""
+
+    sketch: NystromSketch
+    totals: Totals
+    rows: int
+    weight: float
+    noise: float
+    look: Any
+
+    def outcome(self, executor: Executor, failure_probability: float) -> Audit:
+        """What it found, once it has; no rows give the bound by the trace."""
+        totals, most, eigenvalue = self.totals, self.weight, None
+        if self.rows:
+            eigenvalue = 0.0 if self.look is None else executor.value(self.look)
+            most = deviation_bound(eigenvalue, self.weight, self.rows, failure_probability)
+        return Audit(
+            rows=self.rows,
+            failure_probability=failure_probability if self.rows else 0.0,
+            tau=totals.residual,
+            weight=self.weight,
+            eigenvalue=eigenvalue,
+            delta=min(max(most, totals.largest), self.weight) + self.noise,
+            noise=self.noise,
+            exact=totals.residual <= NEGLIGIBLE * self.sketch.residual_error * totals.diagonal,
+        )
+
+
 def audit(
     run: Run,
     sketch: NystromSketch,
@@ -131,6 +161,13 @@ def audit(
     round_number: int,
 ) -> Audit:
     """Bound the largest eigenvalue of E from the rows that pass 1 drew; 0 draws give the bound by its trace."""
+    return begin_audit(run, sketch, first, size, seed, round_number).outcome(run.executor, failure_probability)
+
+
+def begin_audit(
+    run: Run, sketch: NystromSketch, first: FirstPass, size: int, seed: int, round_number: int
+) -> BegunAudit:
+    """The same, for whoever has something else to do meanwhile."""
     totals = first.totals
     noise = kernel_noise(sketch.kernel_error, totals.diagonal)
     if totals.smallest < -max(noise, sketch.residual_error * totals.diagonal / sketch.n_rows):
@@ -143,28 +180,14 @@ def audit(
     own = totals.residual + sketch.residual_error * totals.diagonal
     own += sum_error(own, totals.height)
     weight = own + sketch.n_rows * mixed
-    eigenvalue = None
+    looked = None
     if size and weight > 0:
         others = _rows_by_chance(sketch.n_rows, size, sketch.n_rows * mixed / weight, seed, round_number)
         look = partial(_look, sketch.kernel, sketch.dtype, noise, mixed, weight, size, others, seed, round_number)
         # Seldom any, and few, unless the landmarks explain all there is.
         X = [fetch_rows(run, np.unique(others), "sample-audit-rows")] if len(others) else []
-        eigenvalue = run.executor.value(run.executor.apply("audit", look, first.payload, first.drawn, *X))
-    elif size:
-        eigenvalue = 0.0
-    most = weight if eigenvalue is None else deviation_bound(eigenvalue, weight, size, failure_probability)
-    delta = min(max(most, totals.largest), weight) + noise
-    exact = totals.residual <= NEGLIGIBLE * sketch.residual_error * totals.diagonal
-    return Audit(
-        rows=size,
-        failure_probability=failure_probability if size else 0.0,
-        tau=totals.residual,
-        weight=weight,
-        eigenvalue=eigenvalue,
-        delta=delta,
-        noise=noise,
-        exact=exact,
-    )
+        looked = run.executor.apply("audit", look, first.payload, first.drawn, *X)
+    return BegunAudit(sketch, totals, size, weight, noise, looked)
 
 
 def _rows_by_chance(n_rows: int, size: int, share: float, seed: int, round_number: int) -> NDArray[np.int64]:
@@ -198,8 +221,7 @@ def _look(
         H *= np.sqrt(scale)[:, None]
         largest = confirmed_largest_eigenvalue(H)
         budget = max(noise, noise * float(scale.max()))
-        H.flat[:: len(H) + 1] += 0.01 * (largest + budget) + budget
-        if blas.cholesky(H):
+        if not _is_positive(1.0, H, 0.01 * (largest + budget) + budget):
             raise CheckFailed(
                 "the audit found that the landmarks explain more than there is, beyond round-off: nothing can be "
                 "certified. The kernel may not be positive semi-definite; if it is, use dtype='float64'."
@@ -238,14 +260,18 @@ def _with_others(
 
 
 def residual_matrix(kernel: Kernel, X: NDArray, B: NDArray[np.float64]) -> NDArray[np.float64]:
-    """E of the rows X (m, d), given their rows of B (m, r)."""
+    """E of the rows X (m, d), given their rows of B (m, r), on all cores."""
     X = X.astype(np.float64, copy=False)
-    E = kernel(X, X)
-    np.fill_diagonal(E, kernel.diagonal(X))
-    E -= B @ B.T
-    E += E.T.copy()
-    E *= 0.5
-    return E
+    E, diagonal = np.empty((len(X), len(X))), kernel.diagonal(X)
+
+    def fill(rows: slice) -> None:
+        some = kernel(X[rows], X[: rows.stop])
+        np.fill_diagonal(some[:, rows.start :], diagonal[rows])
+        some -= B[rows] @ B[: rows.stop].T
+        E[rows, : rows.stop] = some
+
+    panels.side_by_side(fill, panels.cut(0, len(X), panels.PRODUCT_ROWS))
+    return panels.mirrored(E)
 
 
 def confirmed_largest_eigenvalue(H: NDArray[np.float64]) -> float:
@@ -257,17 +283,24 @@ def confirmed_largest_eigenvalue(H: NDArray[np.float64]) -> float:
         return 0.0
     value = float(np.linalg.eigvalsh(H)[-1]) if len(H) <= _SMALL else _lanczos(H)
     value = _RAISED * max(value, float(np.diagonal(H).max()), 1e-12 * float(np.abs(H).max()))
-    while True:
-        left = -H
-        left.flat[:: len(H) + 1] += value
-        if not blas.cholesky(left):
-            return value
+    while not _is_positive(-1.0, H, value):
         value *= _STEP
+    return value
+
+
+def _is_positive(sign: float, H: NDArray[np.float64], shift: float) -> bool:
+    """Whether the Cholesky factorization of sign·H + shift·I finds no bad pivot."""
+    shifted = panels.lower(H)
+    shifted *= sign
+    shifted.flat[:: len(H) + 1] += shift
+    return not panels.cholesky(shifted)
 
 
 def _lanczos(H: NDArray[np.float64]) -> float:
+    start = np.sqrt(np.maximum(np.diagonal(H), 1e-300))
+    by_panels = LinearOperator(H.shape, matvec=partial(panels.times, H), dtype=H.dtype)
     try:
-        return float(eigsh(H, 1, which="LA", tol=1e-3, v0=np.sqrt(np.maximum(np.diagonal(H), 1e-300)))[0][0])
+        return float(eigsh(by_panels, 1, which="LA", tol=1e-3, v0=start)[0][0])
     except ArpackError:
         return float(np.linalg.eigvalsh(H)[-1])
 

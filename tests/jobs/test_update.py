@@ -19,6 +19,7 @@ from daskrr.kernels import Gaussian
 from daskrr.leverage import algorithm
 from daskrr.leverage.writing import Receipt, few_counts, sum_counts
 from daskrr.numerics import histogram
+from daskrr.nystrom.audit import BegunAudit
 from daskrr.nystrom.ledger import Ledger
 from daskrr.nystrom.sampling import Uniform
 from daskrr.nystrom.strategies import Certify, Tolerance
@@ -193,14 +194,20 @@ def test_update__keeps_a_tolerance_or_draws_landmarks_until_it_is_met(tmp_path):
 @pytest.fixture
 def audits(monkeypatch):
     """Every audit that is made: its stream, its share of the failure probability, and the bound that it found."""
-    made, audit = [], algorithm.audit
+    made, streams = [], []
+    begin, outcome = algorithm.begin_audit, BegunAudit.outcome
 
-    def noted(run, sketch, first, size, failure_probability, seed, stream):
-        found = audit(run, sketch, first, size, failure_probability, seed, stream)
-        made.append((stream, failure_probability, found.delta))
+    def begun(run, sketch, first, size, seed, stream):
+        streams.append(stream)
+        return begin(run, sketch, first, size, seed, stream)
+
+    def noted(self, executor, failure_probability):
+        found = outcome(self, executor, failure_probability)
+        made.append((streams[-1], failure_probability, found.delta))
         return found
 
-    monkeypatch.setattr(algorithm, "audit", noted)
+    monkeypatch.setattr(algorithm, "begin_audit", begun)
+    monkeypatch.setattr(BegunAudit, "outcome", noted)
     return made
 
 

@@ -112,14 +112,14 @@ def test_confirmed_largest_eigenvalue__of_one_entry(n):
 @pytest.mark.parametrize("tiles", ["float64", "float32"])
 @pytest.mark.parametrize("kernel", [Gaussian(0.8), Linear() + Gaussian(0.5)], ids=repr)
 def test_draw_apart__has_the_rows_that_pass_1_would_have_drawn(kernel, tiles, monkeypatch):
-    pairs, made = [], algorithm.audit
+    pairs, made = [], algorithm.begin_audit
 
-    def drawn_twice(run, sketch, first, size, failure_probability, seed, stream):
+    def drawn_twice(run, sketch, first, size, seed, stream):
         apart = draw_apart(run, sketch, first, audit_draws(seed, stream, size))
         pairs.append([run.executor.value(one.drawn) for one in (first, apart)])
-        return made(run, sketch, apart, size, failure_probability, seed, stream)
+        return made(run, sketch, apart, size, seed, stream)
 
-    monkeypatch.setattr(algorithm, "audit", drawn_twice)
+    monkeypatch.setattr(algorithm, "begin_audit", drawn_twice)
     options = {"sampling": "uniform", "certify": Certify(audit_rows=70), "dtype": tiles, "block_rows": 32}
     found = certified(rows(200), kernel, 1e-2, 20, **options)
     monkeypatch.undo()
