@@ -122,7 +122,8 @@ class TargetSums:
         for number, chosen in enumerate(self._targets.groups(start, len(B))):
             b, t = B if chosen is None else B[device.put(chosen)], T if chosen is None else T[chosen]
             self._grams[number].add(b)
-            self._features[number] += device.get(b.T.astype(np.float64, copy=False) @ device.put(t))
+            # BLAS would first copy B in another order if that came first.
+            self._features[number] += device.get(device.put(t).T @ b.astype(np.float64, copy=False)).T
             self._products[number] += t.T @ t
 
     def matrix(self) -> NDArray[np.float64]:
