@@ -407,7 +407,7 @@ def test_scale__a_pass_is_from_its_first_task_to_its_last():
 
 def test_scale__judges_sixteen_workers_by_what_is_required_of_them():
     case = scale_workers.CASES[0]
-    good = {"case": case.name, "workers": 16, "n_rows": case.n_rows, "share_of_limit": 0.58, "busy": 0.93}
+    good = {"case": case.name, "workers": 16, "n_rows": case.n_rows, "share_of_limit": case.required, "busy": 0.93}
     good |= {"per_row_ratio": 1.15, "seconds": 10.0, "kind": "lazy"}
     durable = good | {"kind": "durable", "seconds": 10.5}
     assert all(scale_workers.checks_of([good, durable]).values())
