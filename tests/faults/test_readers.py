@@ -278,7 +278,8 @@ def scored(output: Path, seed: int, keep: int = 1) -> tuple[daskrr.jobs.reader.S
     return store, store["scores"][...].tobytes()
 
 
-@pytest.mark.parametrize("keep", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", [0, 1, 2])
 def test_reader__keeps_its_generation_until_so_many_have_followed(keep: int, tmp_path: Path) -> None:
     output = tmp_path / "out.zarr"
     opened = [scored(output, 0, keep)]
@@ -351,6 +352,7 @@ def grow_and_update(points: Path, output: Path) -> None:
     assert daskrr.update_scores(str(points), output, progress=False)["update"]["rows_added"] == 60
 
 
+@pytest.mark.slow
 def test_outputs__leave_what_users_put_beside_the_scores_alone(tmp_path: Path) -> None:
     points, output = make_points(tmp_path / "points.zarr", n_rows=150, chunk_rows=50), tmp_path / "out.zarr"
     score_here(points, output, block_rows=50)
@@ -375,6 +377,7 @@ def test_outputs__leave_what_users_put_beside_the_scores_alone(tmp_path: Path) -
     assert verify(output) == []
 
 
+@pytest.mark.slow
 def test_attributes__of_our_group_belong_to_a_generation_and_those_of_users_do_not(tmp_path: Path) -> None:
     """An edit of ours is told by verify, not believed by our readers, and put right; that of a user's array stays."""
     points, output = make_points(tmp_path / "points.zarr", n_rows=150, chunk_rows=50), tmp_path / "out.zarr"

@@ -174,6 +174,7 @@ def test_credentials__of_the_environment_stay_there(bucket, tmp_path, caplog, ca
     assert "s3://points/X" in told[0]
 
 
+@pytest.mark.slow
 def test_storage_options__are_told_nowhere(bucket, tmp_path, caplog, capfd):
     caplog.set_level(logging.DEBUG, "daskrr")
     options = {"key": "me", "secret": "S3CRET", "client_kwargs": {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]}}
@@ -355,7 +356,8 @@ def open_ports(process):
     return found
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 def test_clusters_that_we_start__listen_on_loopback_alone(workers):
     here = psutil.Process()
     with socket.create_server(("0.0.0.0", 0)) as other:

@@ -48,8 +48,8 @@ class _Once:
             self._barrier.wait()
 
 
-@pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.slow)])
-def test_jobs__started_together_have_one_winner_and_the_other_exits_with_5(rounds: int, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_jobs__started_together_have_one_winner_and_the_other_exits_with_5(tmp_path: Path, rounds: int = 50) -> None:
     points = make_points(tmp_path / "points.zarr", n_rows=1000)
     expected = reference(points, tmp_path)
     codes = list(zip(*race(score_each, 2, points, tmp_path, rounds), strict=True))

@@ -160,9 +160,8 @@ def test_algebra__is_done_by_a_worker_that_has_a_gpu(posing, monkeypatch):
     assert posing.brought[rank, rank] >= 2 * brought[rank, rank] > 2
 
 
-@pytest.mark.parametrize(
-    ("limit", "times"), [("4 GiB", 1), pytest.param(0, 3, marks=pytest.mark.slow)], ids=["room for all", "unknown"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("limit", "times"), [("4 GiB", 1), (0, 3)], ids=["room for all", "unknown"])
 def test_rows__are_decoded_once_where_there_is_room_for_them(limit, times, posing, tmp_path, monkeypatch):
     array = zarr.create_array(f"{tmp_path}/points.zarr", shape=(700, 3), chunks=(50, 3), dtype="f8")
     array[:] = rows()
