@@ -42,7 +42,7 @@ def measure(seconds: float, rounds: int, case: tuple[str, int]) -> dict[str, flo
     square = wide.astype(dtype)
     # Rows that are multiplied over and over stay of one size: numbers near zero would take many times as long.
     lower = (np.eye(p) + 1e-6 * np.tril(generator.standard_normal((p, p)), -1)).astype(dtype)
-    tile, sums = generator.standard_normal((tiles.tile_rows(p), p)).astype(dtype), np.zeros((p, p))
+    tile = generator.standard_normal((tiles.tile_rows(p), p)).astype(dtype)
     rows = tile.copy()
     whose = {"BLAS": False} | ({"own": True} if native.has_wide_registers() else {})
     features, landmarks, coefficients = (
@@ -51,7 +51,7 @@ def measure(seconds: float, rounds: int, case: tuple[str, int]) -> dict[str, flo
     explained, one = np.empty((len(tile), PROBE_ROWS), dtype), float(len(tile))
     steps: dict[str, tuple[Callable[[], Any], float, Any]] = {
         "triangular": (partial(blas.multiply_rows, lower, rows), one * p**2, square),
-        "Gram": (partial(blas.add_gram, tile, sums), one * p**2, wide),
+        "Gram": (lambda: blas.add_gram(tile, sums), one * p**2, wide),
         "columns": (partial(products.times, features, landmarks, rows), 2.0 * one * p * LIFTED, square),
         "probe": (partial(products.times, tile, coefficients, explained), 2.0 * one * p * PROBE_ROWS, square),
     }
@@ -61,11 +61,12 @@ def measure(seconds: float, rounds: int, case: tuple[str, int]) -> dict[str, flo
             for name, (step, flops, like) in steps.items():
                 limit = _rate(partial(np.matmul, like, like, out=np.empty_like(like)), 2.0 * SIZE**3, seconds)
                 for owner, own in whose.items():
-                    rows[...], sums[...] = tile, 0.0
+                    rows[...] = tile
                     with (
-                        patch.object(products, "suit", lambda tile, own=own: own),
+                        patch.object(products, "suit", lambda p, own=own: own),
                         patch.object(products, "MOST_FACTOR_BYTES", sys.maxsize if own else 0),
                     ):
+                        sums = blas.no_sums(p)
                         speed = _rate(step, flops, seconds)
                     found.setdefault(f"{name}, {owner}", []).append(speed / limit)
     return {name: statistics.median(shares) for name, shares in found.items()}
@@ -95,7 +96,7 @@ def main() -> int:
         for dtype, p in ((dtype, p) for dtype, sizes in columns.items() for p in sizes):
             found = list(spread(partial(measure, seconds, rounds), [(dtype, p)] * number))
             shares = {name: statistics.median(one[name] for one in found) for name in found[0]}
-            used = "own" if products.suit(np.empty((0, p), dtype)) else "BLAS"
+            used = "own" if products.suit(p) else "BLAS"
             results.append({"dtype": dtype, "p": p, "used": used, "shares": shares})
     harness.print_table("Share of a matrix multiply", [_line(one) for one in results])
     harness.write_report(options.output, content | {"results": results})

@@ -1,11 +1,11 @@
 """Products of tiles with up to a thousand columns, by machine code of our own; other ones are left to BLAS.
 
 BLAS spends much of its time on these to bring both factors into an order that suits it. Here the constant factor of all
-rows is brought into it once, and rows are copied next to each other, a few at a time, where they stay in cache; what is
-needed next of the factor is on its way meanwhile.
+rows is brought into it once, a few rows at a time stay in cache, and what is needed next is on its way meanwhile. Sums
+of Gram matrices are kept in the order in which they are found.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from daskrr.kernels import compiled, native
 from daskrr.kernels.device import HOST, Companions, here, home, scratch
-from daskrr.kernels.lanes import SCALARS, WIDE, Formula
+from daskrr.kernels.lanes import WIDE, Formula
 from daskrr.kernels.product_loops import (
-    COPIED_ROWS,
     PACKED_ROWS,
     REGISTER_BYTES,
+    ROWS,
     VECTORS,
     AddGram,
     RowsTimes,
@@ -35,15 +35,19 @@ FEW_VECTORS, FEW_COLUMNS = 2, 32
 # A constant that is larger does not stay in the cache of a core, and BLAS is faster.
 MOST_FACTOR_BYTES = 2**20
 
+# Rows that are multiplied by a panel before the next one, whose bytes have room in that cache beside it.
+MOST_ROWS, MOST_ROW_BYTES = 128, 2**19
+
 Tile = NDArray[Any]
 Matrix = NDArray[np.float64]
+Sums = NDArray[np.float64]
 
 _PACKED = Companions()
 
 
-def suit(tile: Tile) -> bool:
-    """Whether products of a tile (m, p) are to be made here, on this processor."""
-    return LEAST_COLUMNS <= tile.shape[1] <= MOST_COLUMNS and tile.dtype in SCALARS and native.has_wide_registers()
+def suit(n_columns: int) -> bool:
+    """Whether products of tiles with so many columns are to be made here, on this processor."""
+    return LEAST_COLUMNS <= n_columns <= MOST_COLUMNS and native.has_wide_registers()
 
 
 def multiply_rows(A: Tile, B: Tile) -> NDArray[np.float64]:
@@ -53,9 +57,9 @@ def multiply_rows(A: Tile, B: Tile) -> NDArray[np.float64]:
     """
     (m, p), norms = B.shape, np.empty(len(B))
     packed = _PACKED.of(A, "lower", lambda: _pack_lower(A))
-    stride = _padded(p, B.dtype) + lanes_of(B.dtype)
-    room, sums = _kept("rows", COPIED_ROWS * stride, B.dtype), _kept("norms", COPIED_ROWS * lanes_of(B.dtype), WIDE)
-    HOST.run(RowsTimesLower(B.dtype), [B, packed, room, sums, norms], [m, p, stride])
+    at_once = min(MOST_ROWS, MOST_ROW_BYTES // (p * B.itemsize) // ROWS * ROWS)
+    sums = _kept("norms", at_once * lanes_of(B.dtype), WIDE)
+    HOST.run(RowsTimesLower(B.dtype), [B, packed, sums, norms], [m, p, at_once])
     return norms
 
 
@@ -88,24 +92,46 @@ def rows_times(A: Tile, B: Tile, out: Tile, formula: Formula | None = None) -> N
     HOST.run(RowsTimes(B.dtype, n_vectors, formula), [B, packed, out], [*B.shape, A.shape[1]])
 
 
-def add_gram(B: Tile, G: Matrix) -> None:
-    """Add BᵀB to the lower triangle of G (p, p), for B (m, p); what is above it is of no use then."""
+def no_sums(n_columns: int) -> Sums:
+    """Zeros, to which :func:`add_gram` adds the Gram matrices of that many columns."""
+    return _aligned(np.zeros, n_sums(n_columns), WIDE)
+
+
+def n_sums(n_columns: int) -> int:
+    """Numbers of which those sums are."""
+    return sum(len(lines) * width_of(WIDE) for lines in _lines(n_columns))
+
+
+def add_gram(B: Tile, sums: Sums) -> None:
+    """Add BᵀB to sums, for B (m, p)."""
     m, p = B.shape
-    HOST.run(AddGram(B.dtype), [B, G, _kept("rows", (PACKED_ROWS + 1) * _padded(p, WIDE), WIDE)], [m, p])
+    room = _kept("rows", (PACKED_ROWS + 1) * (p + width_of(WIDE)), WIDE)
+    HOST.run(AddGram(B.dtype), [B, sums, room], [m, p])
 
 
-def _padded(n_columns: int, dtype: np.dtype[Any]) -> int:
-    """Columns of whole panels."""
-    return -(-n_columns // width_of(dtype)) * width_of(dtype)
+def gram_of(sums: Sums, n_columns: int) -> Matrix:
+    """The matrix (p, p) that was summed: its lower triangle, and something above it."""
+    gram, width, done = np.zeros((n_columns, n_columns)), width_of(WIDE), 0
+    for lines in _lines(n_columns):
+        panel, left = sums[done : done + len(lines) * width].reshape(-1, width), n_columns - lines.start
+        gram[lines.start :, lines.start : lines.start + width] = panel[:left, :left]
+        done += panel.size
+    return gram
+
+
+def _lines(n_columns: int) -> Iterator[range]:
+    """Rows of a Gram matrix that each of its panels has sums of."""
+    stop = -(-n_columns // ROWS) * ROWS
+    return (range(start, stop) for start in range(0, n_columns, width_of(WIDE)))
 
 
 def _pack_lower(A: Tile) -> Tile:
-    """The rows of A (p, p) in panels, each with as many columns as its last row has, transposed, one after another.
+    """The rows of A (p, p) in panels, the last one first, each with as many columns as its last row has, transposed.
 
-    The first panel, which has few columns, is the one that need not be full: zeros follow its rows.
+    The panel of the first rows is the one that need not be full: zeros follow them.
     """
     p, width, panels = len(A), width_of(A.dtype), []
-    for stop in range(p % width or width, p + 1, width):
+    for stop in range(p, 0, -width):
         start, panel = max(stop - width, 0), np.zeros((width, stop), A.dtype)
         panel[: stop - start] = np.tril(A[start:stop, :stop], start)
         panels.append(panel.T.ravel())

@@ -181,7 +181,7 @@ def _multiplied(A: NDArray, B: NDArray) -> tuple[NDArray, NDArray[np.float64] | 
         return B, None
     if isinstance(where := device.home(B), Accelerator):
         return where.multiply_rows(A, B), None
-    if products.suit(B):
+    if products.suit(p):
         return B, products.multiply_rows(A, B)
     _call(cython_blas, "trmm", B.dtype, "L", "U", "T", "N", p, m, 1.0, A, p, B, p)
     return B, None
@@ -196,27 +196,39 @@ def solve_rows(A: NDArray, B: NDArray) -> None:
         _call(cython_blas, "trsm", B.dtype, "L", "U", "T", "N", p, m, 1.0, A, p, B, p)
 
 
-def add_gram(B: NDArray, G: NDArray) -> None:
-    """Add BᵀB to the lower triangle of G (p, p), for B (m, p); what is above it is of no use then.
+def no_sums(p: int) -> NDArray[np.float64]:
+    """What :func:`add_gram` adds to, of p × p Gram matrices on the device at hand; see :func:`gram_of`."""
+    where = device.current()
+    return products.no_sums(p) if where.is_host and products.suit(p) else where.zeros((p, p))
 
-    Numbers of float32 are widened where G is of float64: their products are exact then.
+
+def add_gram(B: NDArray, sums: NDArray) -> None:
+    """Add BᵀB to sums, for B (m, p); what is above the diagonal of a matrix is of no use then.
+
+    Numbers of float32 are widened where the sums are of float64: their products are exact then.
     """
-    m, p = B.shape
-    if _check_square(G) != p or not np.can_cast(B.dtype, G.dtype) or not B.flags.c_contiguous:
-        raise ValueError(f"cannot add the Gram matrix of {B.shape} {B.dtype} to {G.shape} {G.dtype}")
+    (m, p), own = B.shape, sums.ndim == 1
+    fits = len(sums) == products.n_sums(p) if own else _check_square(sums) == p
+    if not fits or not np.can_cast(B.dtype, sums.dtype) or not B.flags.c_contiguous:
+        raise ValueError(f"cannot add the Gram matrix of {B.shape} {B.dtype} to {sums.shape} {sums.dtype}")
     if not m or not p:
         return
-    if device.home(B).is_host and products.suit(B) and G.dtype == np.float64:
-        products.add_gram(B, G)
+    if own:
+        products.add_gram(B, sums)
         return
-    if B.dtype != G.dtype:
-        wide = device.scratch("wide", B.shape, G.dtype, device.home(B))
+    if B.dtype != sums.dtype:
+        wide = device.scratch("wide", B.shape, sums.dtype, device.home(B))
         np.copyto(wide, B)
         B = wide
     if isinstance(where := device.home(B), Accelerator):
-        where.add_gram(B, G)
+        where.add_gram(B, sums)
     else:
-        _call(cython_blas, "syrk", B.dtype, "U", "N", p, m, 1.0, B, p, 1.0, G, p)
+        _call(cython_blas, "syrk", B.dtype, "U", "N", p, m, 1.0, B, p, 1.0, sums, p)
+
+
+def gram_of(sums: NDArray[np.float64], p: int) -> NDArray[np.float64]:
+    """The lower triangle of the p × p matrix that was summed, and something above it, in the memory of NumPy."""
+    return products.gram_of(sums, p) if sums.ndim == 1 else device.current().get(sums)
 
 
 def add_outer(B: NDArray, x: NDArray, y: NDArray) -> None:

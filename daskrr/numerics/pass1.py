@@ -142,7 +142,7 @@ class GramSum:
     """
 
     def __init__(self, rank: int) -> None:
-        self._chain: NDArray[np.float64] = current().zeros((rank, rank))
+        self._rank, self._chain = rank, blas.no_sums(rank)
         self._before: NDArray[np.float64] | None = None
         self._n_rows = self._longest = self._n_joined = 0
         self._most = chain_rows(rank, current().chain_rows)
@@ -164,14 +164,14 @@ class GramSum:
         """The sum, of which the lower triangle counts; nothing can be added any more."""
         if self._before is not None:
             self._end_chain()
-        return current().get(self._chain if self._before is None else self._before)
+        return blas.gram_of(self._chain if self._before is None else self._before, self._rank)
 
     def moments(self, first_row: int) -> None:
         """Nothing else is summed."""
 
     def _end_chain(self) -> None:
         if self._before is None:
-            self._before, self._chain = self._chain, np.zeros_like(self._chain)
+            self._before, self._chain = self._chain, blas.no_sums(self._rank)
         else:
             self._before += self._chain
             self._chain.fill(0.0)

@@ -20,6 +20,9 @@ from daskrr.runtime.progress import Event
 # --- Row 22: started together -------------------------------------------------------------------------
 
 
+ROUNDS = 50
+
+
 def score_each(barrier: Any, points: Path, folder: Path, rounds: int) -> list[int]:
     """Exit codes of jobs that start together with another's; whoever wins goes on only when the other has ended."""
     codes = []
@@ -49,13 +52,13 @@ class _Once:
 
 
 @pytest.mark.slow
-def test_jobs__started_together_have_one_winner_and_the_other_exits_with_5(tmp_path: Path, rounds: int = 50) -> None:
+def test_jobs__started_together_have_one_winner_and_the_other_exits_with_5(tmp_path: Path) -> None:
     points = make_points(tmp_path / "points.zarr", n_rows=1000)
     expected = reference(points, tmp_path)
-    codes = list(zip(*race(score_each, 2, points, tmp_path, rounds), strict=True))
-    assert [sorted(pair) for pair in codes] == [[0, 5]] * rounds
-    assert {digest(tmp_path / f"{number}.zarr") for number in range(rounds)} == {expected}
-    print(f"the first process won {sum(pair[0] == 0 for pair in codes)} of {rounds}")
+    codes = list(zip(*race(score_each, 2, points, tmp_path, ROUNDS), strict=True))
+    assert [sorted(pair) for pair in codes] == [[0, 5]] * ROUNDS
+    assert {digest(tmp_path / f"{number}.zarr") for number in range(ROUNDS)} == {expected}
+    print(f"the first process won {sum(pair[0] == 0 for pair in codes)} of {ROUNDS}")
 
 
 @pytest.mark.slow

@@ -51,22 +51,38 @@ def test_rows__times_few_columns(n_terms, n_columns, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n_columns", COLUMNS)
-def test_gram_matrix__is_added_to_the_lower_triangle(n_columns, dtype):
+def test_gram_matrices__are_added_to_their_sums(n_columns, dtype):
     rng = np.random.default_rng(1)
     for n_rows in [*ROWS, 2000]:
-        B, G = integers(rng, n_rows, n_columns).astype(dtype), integers(rng, n_columns, n_columns)
-        memory = np.full((n_columns + 2, n_columns), np.nan)
-        memory[1:-1] = G
-        products.add_gram(B, memory[1:-1])
-        np.testing.assert_array_equal(np.tril(memory[1:-1]), np.tril(G + B.T @ B), err_msg=f"{n_rows} rows")
-        assert np.isnan(memory[[0, -1]]).all()
+        B, C = (integers(rng, rows, n_columns).astype(dtype) for rows in (n_rows, 5))
+        memory = np.full(products.n_sums(n_columns) + 2 * 8, np.nan)
+        sums = memory[8:-8]
+        sums[:] = products.no_sums(n_columns)
+        products.add_gram(B, sums)
+        products.add_gram(C, sums)
+        found = np.tril(products.gram_of(sums, n_columns))
+        np.testing.assert_array_equal(found, np.tril(B.T @ B + C.T @ C), err_msg=f"{n_rows} rows")
+        assert np.isnan(memory[[*range(8), *range(-8, 0)]]).all()
+
+
+def test_sums__take_half_the_memory_of_a_matrix_and_are_aligned():
+    sums = products.no_sums(1000)
+    assert 1000 * 1001 / 2 <= len(sums) <= 1.05 * 1000 * 1001 / 2
+    assert sums.ctypes.data % products.REGISTER_BYTES == 0
 
 
 def test_gram_matrix_of_float32__is_summed_exactly_in_float64():
     B = np.full((1000, 60), 1.0 + 2.0**-20, np.float32)
-    G = np.zeros((60, 60))
+    G = blas.no_sums(60)
     blas.add_gram(B, G)
-    np.testing.assert_array_equal(np.tril(G), np.tril(np.full((60, 60), 1000 * (1.0 + 2.0**-20) ** 2)))
+    found = blas.gram_of(G, 60)
+    np.testing.assert_array_equal(np.tril(found), np.tril(np.full((60, 60), 1000 * (1.0 + 2.0**-20) ** 2)))
+
+
+def test_sums__of_other_columns_are_refused():
+    for n_columns in (50, 70):
+        with pytest.raises(ValueError, match=r"Gram matrix of \(9, 60\)"):
+            blas.add_gram(np.ones((9, 60)), products.no_sums(n_columns))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -121,11 +137,11 @@ class Elsewhere(Device):
 
 def test_host_arrays__are_multiplied_here_whatever_the_device():
     rng = np.random.default_rng(4)
-    A, B, G = integers(rng, 60, 60), integers(rng, 9, 60), np.zeros((60, 60))
+    A, B, sums = integers(rng, 60, 60), integers(rng, 9, 60), blas.no_sums(60)
     with using(Elsewhere()):
-        blas.add_gram(B, G)
+        blas.add_gram(B, sums)
         found = blas.multiply_rows(A, B.copy())
-    np.testing.assert_array_equal(np.tril(G), np.tril(B.T @ B))
+    np.testing.assert_array_equal(np.tril(blas.gram_of(sums, 60)), np.tril(B.T @ B))
     np.testing.assert_array_equal(found, B @ np.tril(A).T)
 
 
@@ -156,9 +172,9 @@ def test_others__are_left_to_blas_and_agree_with_it(n_columns, wide, dtype, monk
         monkeypatch.setattr(products, name, lambda *given, done=done, name=name: own.append(name) or done(*given))
     rng = np.random.default_rng(3)
     A, B = (integers(rng, size, n_columns).astype(dtype) for size in (n_columns, 40))
-    G = np.zeros((n_columns, n_columns))
-    blas.add_gram(B, G)
-    np.testing.assert_array_equal(np.tril(G), np.tril(B.T @ B))
+    sums = blas.no_sums(n_columns)
+    blas.add_gram(B, sums)
+    np.testing.assert_array_equal(np.tril(blas.gram_of(sums, n_columns)), np.tril(B.T @ B))
     found = blas.multiply_rows(A, B.copy())
     np.testing.assert_array_equal(found, B @ np.tril(A).T)
     ours = wide and n_columns == products.LEAST_COLUMNS
