@@ -175,10 +175,12 @@ class RowsTimes:
         width = INTEGER(width_of(self.dtype, self.n_vectors))
         with turns(builder, n_rows, by=INTEGER(ROWS)) as group:
             places = _rows_or_last(builder, group.index, n_rows, n_terms)
+            following = builder.mul(builder.add(group.index, INTEGER(ROWS)), n_terms)
             with turns(builder, n_columns, by=width) as panel:
                 begin, zeros = builder.mul(panel.index, n_terms), _zeros(builder, self.n_vectors, self.dtype)
 
-                def vectors(k: ir.Value, begin: ir.Value = begin) -> ir.Value:
+                def vectors(k: ir.Value, begin: ir.Value = begin, following: ir.Value = following) -> ir.Value:
+                    _bring(builder, tile, builder.add(following, builder.mul(k, INTEGER(ROWS))))
                     return builder.add(begin, builder.mul(k, width))
 
                 def numbers(k: ir.Value, places: list[ir.Value] = places) -> list[ir.Value]:
