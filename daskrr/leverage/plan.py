@@ -9,7 +9,7 @@ import numpy as np
 from dask.utils import format_bytes, format_time
 
 from daskrr.errors import DoesNotFit, printable
-from daskrr.kernels import cuda
+from daskrr.kernels import cuda, products
 from daskrr.kernels.base import PANEL_BYTES, PANEL_INPUT_BYTES, panel_rows
 from daskrr.machine import Gpu
 from daskrr.numerics.blas import one_thread
@@ -287,7 +287,8 @@ class _Memory:
         """What one thread holds.
 
         A tile, or two for several ridges, one of float32 again in float64; the partial sum that it makes, of chains if
-        the block is long, those of the levels of its span, and two that wait to be added; a piece of the input; panels;
+        the block is long, and before it is a matrix, those of the levels of its span, and two that wait to be added; a
+        piece of the input; panels;
         some numbers of every row and ridge; what is kept of the rows of its span; what the kernel prepares of the
         landmarks; and the rows that it has drawn, before and after a merge.
         """
@@ -296,7 +297,8 @@ class _Memory:
         tile = min(tile_rows(self.p), self.height) * self.p * n_bytes if self.workers.device.gpu is None else 0
         highest = max(self.spans, key=lambda span: span.n_rows)
         several_chains = self.height > chain_rows(self.p, self.workers.device.chain_rows)
-        sums = (3 + highest.level + several_chains) * work.n_sums * self._matrix
+        becomes_matrix = self.p <= products.MOST_COLUMNS
+        sums = (3 + highest.level + several_chains + becomes_matrix) * work.n_sums * self._matrix
         per_row = 8 * self.height * (16 + 8 * (work.n_ridges - 1)) + 16 * highest.n_rows
         prepared = work.landmark_copies * self._landmarks
         return (

@@ -197,7 +197,10 @@ def solve_rows(A: NDArray, B: NDArray) -> None:
 
 
 def no_sums(p: int) -> NDArray[np.float64]:
-    """What :func:`add_gram` adds to, of p × p Gram matrices on the device at hand; see :func:`gram_of`."""
+    """What :func:`add_gram` adds to on the device at hand: a p × p matrix, or, if products are our own, a vector.
+
+    :func:`gram_of` makes a matrix of either.
+    """
     where = device.current()
     return products.no_sums(p) if where.is_host and products.suit(p) else where.zeros((p, p))
 
