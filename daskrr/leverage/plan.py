@@ -288,9 +288,8 @@ class _Memory:
 
         A tile, or two for several ridges, one of float32 again in float64; the partial sum that it makes, of chains if
         the block is long, and before it is a matrix, those of the levels of its span, and two that wait to be added; a
-        piece of the input; panels;
-        some numbers of every row and ridge; what is kept of the rows of its span; what the kernel prepares of the
-        landmarks; and the rows that it has drawn, before and after a merge.
+        piece of the input; panels; some numbers of every row and ridge; what is kept of the rows of its span; what the
+        kernel prepares of the landmarks; and the rows that it has drawn, before and after a merge.
         """
         work = self.work
         n_bytes = self.dtype.itemsize * (1 if work.n_ridges == 1 else 2) + (8 if self.dtype == np.float32 else 0)

@@ -248,6 +248,29 @@ def test_ridge_factor__leads_with_the_eigenvalues_above_the_ridge(shift):
     np.testing.assert_allclose((coordinates @ c) ** 2, (Q.T @ b)[shift < S] ** 2, rtol=1e-7)
 
 
+SPECTRA = {
+    "even": np.linspace(0.0, 1.0, 300),
+    "flat": np.ones(300),
+    "decaying": np.exp(-np.arange(300) / 5.0),
+    "crowded at the end": 1.0 - np.linspace(0.0, 1.0, 300) ** 2,
+    "of rank one": np.eye(300)[0],
+    "of one": np.ones(1),
+}
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-300, 1e300])
+@pytest.mark.parametrize("spectrum", SPECTRA.values(), ids=SPECTRA)
+def test_largest_eigenvalue__is_a_little_less_at_most(spectrum, scale):
+    Q = np.linalg.qr(np.random.default_rng(1).standard_normal((len(spectrum), len(spectrum))))[0]
+    G = (Q * spectrum) @ Q.T * scale
+    assert 0.96 * scale < factorize.largest_eigenvalue(0.5 * (G + G.T)) < (1 + 1e-12) * scale
+
+
+@pytest.mark.parametrize("diagonal", [[], [0.0, 0.0], [np.inf, 1.0]], ids=["nothing", "zeros", "overflow"])
+def test_largest_eigenvalue__of_what_has_none_is_its_trace(diagonal):
+    assert factorize.largest_eigenvalue(np.diag(np.array(diagonal))) == sum(diagonal)
+
+
 def test_subset_factor__inverts_the_landmarks_kernel_plus_shift():
     W = kernel_matrix(n=9)
     factor = factorize.subset_factor(W, 0.7)
@@ -274,7 +297,7 @@ def test_check_resolution__names_a_ridge_that_every_gram_matrix_allows(dtype):
     with pytest.raises(RidgeTooSmall, match="works is") as caught:
         resolution(1e-30, dtype, error=whitening.UNIT_ROUNDOFF[dtype], mean_diagonal=1.0, rank=9)
     worst = 4.0 * np.outer(np.eye(9)[0], np.eye(9)[0])
-    assert ridged(worst, whitened(np.eye(9)), 4 * smallest_named(caught.value), dtype).gram_norm == 4.0
+    assert ridged(worst, whitened(np.eye(9)), 4 * smallest_named(caught.value), dtype).gram_norm == pytest.approx(4.0)
 
 
 def test_check_resolution__names_float64_where_it_helps():
