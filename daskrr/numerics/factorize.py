@@ -24,7 +24,8 @@ from daskrr.numerics.whitening import UNIT_ROUNDOFF, Whitening
 MAX_SCORE_ERROR = 0.1
 MAX_RIDGE_SHARE = 0.5
 
-# So many products with a vector find a largest eigenvalue of any spectrum to a few percent, most to the last digits.
+# So many products with a vector find a largest eigenvalue to 4 % whatever the others are (8192 of them were tried), and
+# to the last digits where these fall fast.
 LANCZOS_STEPS = 12
 
 # Above this relative error the combined factor is given up for two products, one for L and one for the ridge.

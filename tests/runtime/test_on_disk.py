@@ -58,7 +58,7 @@ def aside(number):
     return put_aside(np.full(10, float(number)), 10**9)
 
 
-def is_here_and_sums_to(given):
+def kind_place_and_sum(given):
     """Asked on the worker that was sent it, while it needs it: Dask drops such a copy soon after."""
     is_here = Path(given._path).parent == Path(distributed.get_worker().local_directory)
     return type(given).__name__, is_here, float(given.read().sum())
@@ -68,7 +68,7 @@ def test_on_disk__is_in_a_file_of_the_worker_it_is_sent_to(client):
     first, second = client.nthreads()
     here, there = (client.submit(aside, n, workers=[worker]) for n, worker in enumerate((first, second)))
     distributed.wait([here, there])
-    assert client.submit(is_here_and_sums_to, there, workers=[first]).result() == ("OnDisk", True, 10.0)
+    assert client.submit(kind_place_and_sum, there, workers=[first]).result() == ("OnDisk", True, 10.0)
     np.testing.assert_array_equal(there.result(), np.ones(10))
 
 
