@@ -37,7 +37,7 @@ TILES_OF_A_THREAD = 4
 
 # So few threads compute at a time, while others read, check and write: enough that the GPU always has something to do.
 # More of them would be in each other's way.
-TURNS = 4
+TURNS = 2
 
 # What is copied to and from a GPU at a time, and how many such copies a thread has under way.
 PINNED_BYTES, COPIES_AT_ONCE = 2**24, 2
