@@ -121,7 +121,7 @@ class Recorded:
 class RecordedSums:
     """Adds the parts of the blocks of a span, unless their sum is recorded: then it is read, and no block is looked at.
 
-    So a worker that dies takes nothing with it but what it was at. The sum is recorded after what is kept of the
+    So a worker that dies takes nothing with it but what it was at. The sum is recorded beside what is kept of the
     blocks, if it ``keeps`` that; it counts with that alone. A span is recorded under the number of its first row.
     All spans together have so many whole blocks.
     """
@@ -137,9 +137,10 @@ class RecordedSums:
         if record is not None and record["n_rows"] == span.n_rows and self._has_kept(span):
             return GramPart.from_record(record)
         part = sum_span(span, parts)
+        contents = {f"{self.label}/sums": part.to_record() | {"n_rows": span.n_rows}}
         if self.keeps:
-            self.journal.write(f"{self.label}/kept", span.start, {"blocks": [vars(one) for one in part.kept]})
-        self.journal.write(f"{self.label}/sums", span.start, part.to_record() | {"n_rows": span.n_rows})
+            contents[f"{self.label}/kept"] = {"blocks": [vars(one) for one in part.kept]}
+        self.journal.write_several(contents, span.start)
         return replace(part, kept=())
 
     def _has_kept(self, span: Span) -> bool:

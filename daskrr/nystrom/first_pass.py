@@ -1,7 +1,7 @@
 """From landmarks to a fitted sketch: their kernel matrix, its factor, and pass 1 over the rows."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -182,18 +182,21 @@ def first_pass(
     payload = held(sketch.algebra, factors.whitener, run.executor) if payload is None else payload
     grams = sketch.map_gram(run, payload, draws, begin if with_gram else None, *others)
     keeps = with_gram and not others
-    flops, left = sketch.gram_flops(with_gram), list[Any]()
+    flops = sketch.gram_flops(with_gram)
+    leave: Callable[[], list[Any]] = list
     with Stage(run.report, title, len(run.spans), run.rows.n_rows, flops) as stage:
         if run.journal is None:
             total, kept = _sum_on_workers(grams, keeps, stage)
         else:
             recorded = RecordedSums(run.journal, label, keeps, run.rows.n_rows // run.height)
-            total, kept, left = _sum_for_good(grams, recorded, tuple(draws), stage)
+            total, kept, leave = _sum_for_good(grams, recorded, tuple(draws), stage)
     gram, drawn, totals = (
         run.executor.apply(name, pick, total)
         for name, pick in (("gram-sum", _gram), ("drawn-rows", _drawn), ("totals", _totals))
     )
-    return FirstPass(payload, gram, kept, left, drawn, run.executor.value(totals))
+    found = run.executor.value(totals)
+    # Not before, since workers have time for it while the scheduler is at the ridge.
+    return FirstPass(payload, gram, kept, leave(), drawn, found)
 
 
 def _sum_on_workers(grams: BlockMap, keeps: bool, stage: Stage) -> tuple[Any, list[Any]]:
@@ -213,8 +216,8 @@ def _sum_on_workers(grams: BlockMap, keeps: bool, stage: Stage) -> tuple[Any, li
 
 def _sum_for_good(
     grams: BlockMap, recorded: RecordedSums, names: tuple[str, ...], stage: Stage
-) -> tuple[Any, list[Any], list[Any]]:
-    """The same by way of the journal: handle of the sum, references to what is kept, handles of what is left.
+) -> tuple[Any, list[Any], Callable[[], list[Any]]]:
+    """The same by way of the journal: handle of the sum, references to what is kept, and what leaves something.
 
     Raises
     ------
@@ -242,8 +245,11 @@ def _sum_for_good(
         if span.index not in known:
             stage.advance(rows=span.n_rows)
     total = sums.total()
-    left = [recorded.leave(sums, run.executor)] if recorded.keeps and not complete else []
-    return total, kept, left
+
+    def leave() -> list[Any]:
+        return [recorded.leave(sums, run.executor)] if recorded.keeps and not complete else []
+
+    return total, kept, leave
 
 
 def _recorded_parts(grams: BlockMap, recorded: RecordedSums) -> Iterator[tuple[Span, Any]]:

@@ -222,11 +222,10 @@ class NodeSums:
         ]
 
     def total(self) -> Any:
-        """The sum of all: the last block, then what is there of every level, lowest first."""
-        total = self.tail
-        for one in self.partials():
-            total = one.part if total is None else self.add_all([[one.part, total]])[0]
-        return total
+        """The sum of all, in the order of rows: what is there of every level, highest first, then the last block."""
+        parts = [one.part for one in reversed(self.partials())]
+        parts += [self.tail] * (self.tail is not None)
+        return parts[0] if len(parts) == 1 else self.add_all([parts])[0]
 
 
 def _count(children: dict[int, tuple[int, Any]]) -> int:

@@ -4,12 +4,14 @@ Workers write the sums of every span and receipts of its blocks of results; the 
 Records hold numbers and arrays, never code, and each knows its own checksum.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from daskrr.errors import DamagedRecord
 from daskrr.storage.records import Records
+from daskrr.storage.several import side_by_side
 from daskrr.storage.urls import redact
 
 SUMMED = "summed"  # below the label of a pass: all its spans are summed, and sums of single ones may be gone
@@ -30,6 +32,10 @@ class Journal:
     def write(self, label: str, number: int, content: dict[str, Any]) -> int:
         """Record something for good; returns its bytes."""
         return self.records.write(f"{self.prefix}/{label}/{number}", content)
+
+    def write_several(self, contents: Mapping[str, dict[str, Any]], number: int) -> None:
+        """The same of several labels, in whatever order."""
+        side_by_side(partial(self.write, label, number, content) for label, content in contents.items())
 
     def find(self, label: str, number: int) -> dict[str, Any] | None:
         """What was recorded; None if there is nothing, or nothing that is whole."""

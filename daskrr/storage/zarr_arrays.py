@@ -9,7 +9,6 @@ import json
 import math
 import zlib
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,14 +27,12 @@ from daskrr.storage.local import files_below
 from daskrr.storage.medium import Medium
 from daskrr.storage.retry import failure, insist, patiently
 from daskrr.storage.s3 import connect, listed
+from daskrr.storage.several import side_by_side
 from daskrr.storage.urls import is_local, is_s3, redact
 
 METADATA = "zarr.json"
 # Of Zstandard; what is written are digits of results, which higher levels pack no better.
 LEVEL = 1
-
-# Arrays are written side by side: a store takes longer to answer than to write.
-_WRITERS = ThreadPoolExecutor(thread_name_prefix="daskrr-write")
 
 
 def zarr_store(address: str) -> Any:
@@ -157,10 +154,7 @@ class Staged:
         """
         block, whole = sum(one.nbytes for one in columns.values()), sum(one.nbytes for one in self.arrays.values())
         needs = f"This block needs up to {block:,} bytes, the whole output up to {whole:,}. "
-        writes = [_WRITERS.submit(self._write, name, values, start, needs) for name, values in columns.items()]
-        wait(writes)
-        for one in writes:
-            one.result()
+        side_by_side(partial(self._write, name, values, start, needs) for name, values in columns.items())
 
     def _write(self, name: str, values: NDArray, start: int, needs: str) -> None:
         array = self.arrays[name]

@@ -40,21 +40,20 @@ def all_added(lists):
 
 
 def reference(values, n_whole):
-    """The sum of all blocks, written down anew: complete nodes of every level, lowest level first."""
+    """The sum of all blocks, written down anew: complete nodes of every level, highest level first."""
 
     def node(level, number):
         if level == 0:
             return values[number]
         return added(*(node(level - 1, FAN_IN * number + child) for child in range(FAN_IN)))
 
-    total = values[n_whole] if n_whole < len(values) else None
-    for level in range(12):
+    parts = []
+    for level in reversed(range(12)):
         count = n_whole // FAN_IN**level
         waiting = range(count - count % FAN_IN, count)
         if waiting:
-            level_sum = added(*(node(level, number) for number in waiting))
-            total = level_sum if total is None else level_sum + total
-    return total
+            parts.append(added(*(node(level, number) for number in waiting)))
+    return added(*parts, *values[n_whole:])
 
 
 @given(**SHAPES, seed=st.integers(0, 9))
