@@ -235,7 +235,8 @@ def _against_one_worker(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _line(one: dict[str, Any]) -> str:
-    return f"  {one['case']}, {one['workers']} workers, {one['n_rows']:,} rows, {one['kind']}: {one['seconds']:.1f} s"
+    what = f"{one['case']}, {one['workers']} workers, {one['n_rows']:,} rows, {one['kind']}"
+    return f"  {what}: {one['seconds']:.1f} s, {one['share_of_limit']:.3f} of the limit"
 
 
 def show(found: Sequence[dict[str, Any]]) -> None:
