@@ -286,7 +286,9 @@ def test_zombies__that_write_after_the_commit_change_nothing(seed: int, tmp_path
         (folder,) = output.glob(".daskrr/generations/0*")
         score_here(points, output, random_state=seed, overwrite=seed != 0)
         assert digest(output) == expected
-        assert folder.exists() == (seed == 0)
+        # What a stopped writer has not renamed yet stays where it is.
+        left = [path.name for path in folder.rglob("*") if path.is_file() and "+" not in path.name]
+        assert bool(left) == (seed == 0), left
         began = time.time_ns()
         worker.send_signal(signal.SIGCONT)
         until(lambda: any(path.stat().st_mtime_ns >= began for path in folder.glob(f"*/c/{block}")))
