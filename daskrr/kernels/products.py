@@ -2,10 +2,12 @@
 
 BLAS spends much of its time on these to bring both factors into an order that suits it. Here the constant factor of all
 rows is brought into it once, a few rows at a time stay in cache, and what is needed next is on its way meanwhile. Sums
-of Gram matrices are kept in the order in which they are found.
+of Gram matrices are kept in the order in which they are found, *panels* of the lower triangle one after another, which
+takes half the memory of a matrix. Those that BLAS or a GPU has found travel so too.
 """
 
 from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -39,7 +41,6 @@ MOST_FACTOR_BYTES = 2**20
 MOST_ROWS, MOST_ROW_BYTES = 128, 2**19
 
 Tile = NDArray[Any]
-Matrix = NDArray[np.float64]
 Sums = NDArray[np.float64]
 
 _PACKED = Companions()
@@ -109,14 +110,41 @@ def add_gram(B: Tile, sums: Sums) -> None:
     HOST.run(AddGram(B.dtype), [B, sums, room], [m, p])
 
 
-def gram_of(sums: Sums, n_columns: int) -> Matrix:
-    """The matrix (p, p) that was summed: its lower triangle, and something above it."""
-    gram, width, done = np.zeros((n_columns, n_columns)), width_of(WIDE), 0
+def sums_of(gram: Any) -> Any:
+    """The lower triangle of a matrix (p, p) in their order, and something beside it, where the matrix is."""
+    where, p = home(gram), len(gram)
+    if not where.is_host:
+        return gram.reshape(-1)[where.keep(_places(p))]
+    sums = np.zeros(n_sums(p))
+    for first, panel in panels(sums, p):
+        panel[...] = gram[first:, first : first + panel.shape[1]]
+    return sums
+
+
+@lru_cache(maxsize=4)
+def _places(n_columns: int) -> NDArray[np.int32]:
+    """Where in a matrix each of those numbers is, for a device that is told so in one go."""
+    places = np.zeros(n_sums(n_columns), np.int32)
+    for first, panel in panels(places, n_columns):
+        rows, columns = (first + np.arange(size, dtype=np.int32) for size in panel.shape)
+        panel[...] = rows[:, None] * n_columns + columns
+    return places
+
+
+def panels(sums: Any, n_columns: int) -> Iterator[tuple[int, Any]]:
+    """The first column of each panel, and the part of it that is of the matrix: from that row on, some columns."""
+    width, done = width_of(WIDE), 0
     for lines in _lines(n_columns):
-        panel, left = sums[done : done + len(lines) * width].reshape(-1, width), n_columns - lines.start
-        gram[lines.start :, lines.start : lines.start + width] = panel[:left, :left]
-        done += panel.size
-    return gram
+        left, size = n_columns - lines.start, len(lines) * width
+        yield lines.start, sums[done : done + size].reshape((-1, width))[:left, :left]
+        done += size
+
+
+@cache
+def diagonal_places(n_columns: int) -> NDArray[np.int64]:
+    """Where in those sums the diagonal is."""
+    places = np.arange(n_sums(n_columns))
+    return np.concatenate([places[:0], *(np.diagonal(panel) for _, panel in panels(places, n_columns))])
 
 
 def _lines(n_columns: int) -> Iterator[range]:

@@ -199,7 +199,7 @@ def solve_rows(A: NDArray, B: NDArray) -> None:
 def no_sums(p: int) -> NDArray[np.float64]:
     """What :func:`add_gram` adds to on the device at hand: a p × p matrix, or, if products are our own, a vector.
 
-    :func:`gram_of` makes a matrix of either.
+    :func:`packed_sums` makes the same of either.
     """
     where = device.current()
     return products.no_sums(p) if where.is_host and products.suit(p) else where.zeros((p, p))
@@ -229,9 +229,9 @@ def add_gram(B: NDArray, sums: NDArray) -> None:
         _call(cython_blas, "syrk", B.dtype, "U", "N", p, m, 1.0, B, p, 1.0, sums, p)
 
 
-def gram_of(sums: NDArray[np.float64], p: int) -> NDArray[np.float64]:
-    """The lower triangle of the p × p matrix that was summed, and something above it, in the memory of NumPy."""
-    return products.gram_of(sums, p) if sums.ndim == 1 else device.current().get(sums)
+def packed_sums(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The lower triangle that was summed, in the order of :mod:`daskrr.kernels.products`, in the memory of NumPy."""
+    return sums if sums.ndim == 1 else device.current().get(products.sums_of(sums))
 
 
 def add_outer(B: NDArray, x: NDArray, y: NDArray) -> None:

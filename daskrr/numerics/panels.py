@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from daskrr.kernels import products
 from daskrr.kernels.device import Accelerator, home
 from daskrr.numerics import blas
 
@@ -21,6 +22,9 @@ T = TypeVar("T")
 
 # Rows of a panel that is factored, and of one that is multiplied, of which there are more than cores.
 PANEL_ROWS, PRODUCT_ROWS = 256, 64
+
+# Numbers that are added, and panels of sums that become a part of a matrix.
+ADDED_AT_ONCE, PANELS_AT_ONCE = 2**18, 16
 
 # To hand so few to others would take longer than to do them.
 FEW_PANELS = 4
@@ -66,24 +70,25 @@ def lower(A: Matrix) -> Matrix:
     return full
 
 
-def copied_lower(A: Matrix) -> Matrix:
-    """Copy of the lower triangle of A (…, p, p); what is above it is of no use."""
-    full = np.empty_like(A)
+def add(A: NDArray[np.float64], B: NDArray[np.float64]) -> None:
+    """Add B to A, both (…, n)."""
 
-    def fill(rows: slice) -> None:
-        full[..., rows, : rows.stop] = A[..., rows, : rows.stop]
+    def add_some(part: slice) -> None:
+        A[..., part] += B[..., part]
 
-    side_by_side(fill, cut(0, A.shape[-1]))
+    side_by_side(add_some, cut(0, A.shape[-1], ADDED_AT_ONCE))
+
+
+def matrix_of(sums: NDArray[np.float64], p: int) -> Matrix:
+    """The matrix (p, p) whose lower triangle sums are of, in their order; what is above it is of no use."""
+    full, some = np.zeros((p, p)), list(products.panels(sums, p))
+
+    def fill(part: slice) -> None:
+        for first, panel in some[part]:
+            full[first:, first : first + panel.shape[1]] = panel
+
+    side_by_side(fill, cut(0, len(some), PANELS_AT_ONCE))
     return full
-
-
-def add_lower(A: Matrix, B: Matrix) -> None:
-    """Add the lower triangle of B to that of A, both (…, p, p); what is above it is of no use."""
-
-    def add(rows: slice) -> None:
-        A[..., rows, : rows.stop] += B[..., rows, : rows.stop]
-
-    side_by_side(add, cut(0, A.shape[-1]))
 
 
 def packed_lower(A: Matrix) -> NDArray[np.float64]:

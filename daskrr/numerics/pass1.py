@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskrr.errors import KernelNotPositive
+from daskrr.kernels import products
 from daskrr.kernels.device import current
 from daskrr.numerics import blas, panels, reservoir
 from daskrr.numerics.reservoir import Order, Reservoir
@@ -80,8 +81,9 @@ class Totals:
 class GramPart:
     """Result of pass 1 on some rows: the lower triangle of their Gram matrix, sums, and rows drawn by name.
 
-    ``kept`` is what there is of each block, unless that is kept elsewhere. ``moments`` are what else was summed, if
-    anything, and can be added. Several Gram matrices are a stack, (k, r, r).
+    ``gram`` is in the order of :mod:`daskrr.kernels.products`, one (n,) or of several matrices (k, n). ``kept`` is what
+    there is of each block, unless that is kept elsewhere. ``moments`` are what else was summed, if anything, and can be
+    added.
     """
 
     gram: NDArray[np.float64]
@@ -91,9 +93,9 @@ class GramPart:
     moments: Any = None
 
     def to_record(self) -> dict[str, Any]:
-        """The sums as numbers and arrays, of the symmetric matrix one triangle, which takes half the room."""
+        """The sums as numbers and arrays."""
         return {
-            "triangle": panels.packed_lower(self.gram),
+            "gram": self.gram,
             "totals": asdict(self.totals),
             "drawn": {name: vars(one) for name, one in self.drawn.items()},
         }
@@ -102,14 +104,14 @@ class GramPart:
     def from_record(cls, record: dict[str, Any]) -> "GramPart":
         """What :meth:`to_record` made."""
         drawn = {name: Reservoir(**one) for name, one in record["drawn"].items()}
-        return cls(panels.unpacked_lower(record["triangle"]), (), Totals(**record["totals"]), drawn)
+        return cls(record["gram"], (), Totals(**record["totals"]), drawn)
 
     def __sizeof__(self) -> int:
         return self.gram.nbytes + sum(one.__sizeof__() for one in (*self.kept, *self.drawn.values()))
 
     def __add__(self, other: "GramPart") -> "GramPart":
         """The sum of this part, which is used up, and the one after it."""
-        panels.add_lower(self.gram, other.gram)
+        panels.add(self.gram, other.gram)
         return GramPart(
             gram=self.gram,
             kept=self.kept + other.kept,
@@ -160,11 +162,11 @@ class GramSum:
             self._n_rows += len(few)
             blas.add_gram(few, self._chain)
 
-    def matrix(self) -> NDArray[np.float64]:
-        """The sum, of which the lower triangle counts; nothing can be added any more."""
+    def sums(self) -> NDArray[np.float64]:
+        """The lower triangle as :class:`GramPart` has it; nothing can be added any more."""
         if self._before is not None:
             self._end_chain()
-        return blas.gram_of(self._chain if self._before is None else self._before, self._rank)
+        return blas.packed_sums(self._chain if self._before is None else self._before)
 
     def moments(self, first_row: int) -> None:
         """Nothing else is summed."""
@@ -208,8 +210,8 @@ class BlockSums(Protocol):
     def add(self, B: NDArray, X: NDArray, start: int) -> None:
         """Add the rows B (m, r) of the rows X, of which the first is number ``start`` of its block."""
 
-    def matrix(self) -> NDArray[np.float64]:
-        """The Gram matrix, or several."""
+    def sums(self) -> NDArray[np.float64]:
+        """The Gram matrix, or several, as :class:`GramPart` has them."""
 
     def moments(self, first_row: int) -> Any:
         """What else was summed of the block of rows from ``first_row`` on."""
@@ -255,8 +257,10 @@ def gram_block(
         residuals.append(residual)
         diagonals.append(diagonal)
     residual, diagonal = np.concatenate(residuals), np.concatenate(diagonals)
-    gram = np.zeros((0, 0)) if sums is None else sums.matrix()
-    check_overflow(np.diagonal(gram, axis1=-2, axis2=-1), first_row)
+    gram = np.empty(0)
+    if sums is not None:
+        gram = sums.sums()
+        check_overflow(gram[..., products.diagonal_places(rank)], first_row)
     totals = Totals(
         diagonal=float(diagonal.sum()),
         residual=float(np.maximum(residual, 0.0).sum()),

@@ -16,7 +16,7 @@ import zarr
 from numpy.typing import NDArray
 
 from daskrr.errors import DamagedRecord
-from daskrr.numerics import panels, pass1
+from daskrr.numerics import pass1
 from daskrr.numerics.pass1 import GramPart, KeptResiduals
 from daskrr.runtime import tree
 from daskrr.runtime.executors import Executor, batch_size
@@ -224,7 +224,7 @@ def _read_base(journal: Journal, label: str, level: int, names: tuple[str, ...])
 
 def add_parts(first: GramPart, *parts: GramPart) -> GramPart:
     """Add parts of pass 1 from left to right, without what is kept of them; they stay as they are."""
-    total = replace(first, gram=panels.copied_lower(first.gram), kept=())
+    total = replace(first, gram=first.gram.copy(), kept=())
     for part in parts:
         total = total + replace(part, kept=())
     return total

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskrr.numerics import panels
 from daskrr.numerics.factorize import (
     RidgeFactor,
     gram_eigenvalues,
@@ -63,11 +64,20 @@ class LandmarkMatrix:
 
 @dataclass(frozen=True)
 class GramMatrix:
-    """The lower triangle of G, the height of its sum, and what else was summed, if anything."""
+    """The lower triangle of G, or of several, as pass 1 has summed it; the height of its sum, and what else was summed.
 
-    G: NDArray[np.float64]
+    There may be nothing else.
+    """
+
+    sums: NDArray[np.float64]
     height: int
     moments: Any = None
+
+    def matrix(self, rank: int) -> NDArray[np.float64]:
+        """G (r, r), or several (k, r, r), of which the lower triangles count."""
+        if self.sums.ndim > 1:
+            return np.array([panels.matrix_of(one, rank) for one in self.sums])
+        return panels.matrix_of(self.sums, rank)
 
 
 @dataclass(frozen=True)
@@ -149,8 +159,9 @@ def add_ridge(
     factors: Factors, inputs: GramMatrix, *, dtype: np.dtype, n_rows: int, ridges: Sequence[float], leading: bool
 ) -> tuple[Factors, Ridged]:
     """Factor G + n·λ·I for every ridge (Algorithm, step 4)."""
-    error = sum_error(float(np.trace(inputs.G)), inputs.height)
-    ridge = ridge_factor(inputs.G, factors.whitening, n_rows, ridges, dtype, error, leading)
+    G = inputs.matrix(len(factors.whitening.inverse))
+    error = sum_error(float(np.trace(G)), inputs.height)
+    ridge = ridge_factor(G, factors.whitening, n_rows, ridges, dtype, error, leading)
     subset = factors.subset
     if factors.kernel_matrix is not None:
         subset = tuple(subset_factor(factors.kernel_matrix, shift_of(n_rows, one)) for one in ridges)

@@ -81,7 +81,7 @@ def add_sums(
     if weighted and not isinstance(factors, FitFactors):
         factors = _without_weights(factors)
     sums = Sums(
-        gram=inputs.G,
+        gram=inputs.matrix(len(factors.whitening.inverse)),
         features=inputs.moments.features,
         targets=inputs.moments.targets,
         origin=origin,

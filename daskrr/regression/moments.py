@@ -126,9 +126,9 @@ class TargetSums:
             self._features[number] += device.get(device.put(t).T @ b.astype(np.float64, copy=False)).T
             self._products[number] += t.T @ t
 
-    def matrix(self) -> NDArray[np.float64]:
-        """(r, r), or (folds, r, r)."""
-        found = [one.matrix() for one in self._grams]
+    def sums(self) -> NDArray[np.float64]:
+        """Those of all rows, or of each fold."""
+        found = [one.sums() for one in self._grams]
         return np.array(found) if self._targets.n_folds else found[0]
 
     def moments(self, first_row: int) -> Moments:

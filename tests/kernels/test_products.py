@@ -8,7 +8,7 @@ import pytest
 
 from daskrr.kernels import native, products
 from daskrr.kernels.device import Device, using
-from daskrr.numerics import blas
+from daskrr.numerics import blas, panels
 
 COLUMNS = [1, 7, 8, 23, 24, 25, 48, 61, 97, 193, 257, 512, 1024]
 ROWS = [1, 7, 8, 9, 63, 64, 65, 129, 300]
@@ -60,7 +60,7 @@ def test_gram_matrices__are_added_to_their_sums(n_columns, dtype):
         sums[:] = products.no_sums(n_columns)
         products.add_gram(B, sums)
         products.add_gram(C, sums)
-        found = np.tril(products.gram_of(sums, n_columns))
+        found = np.tril(panels.matrix_of(sums, n_columns))
         np.testing.assert_array_equal(found, np.tril(B.T @ B + C.T @ C), err_msg=f"{n_rows} rows")
         assert np.isnan(memory[[*range(8), *range(-8, 0)]]).all()
 
@@ -75,7 +75,7 @@ def test_gram_matrix_of_float32__is_summed_exactly_in_float64():
     B = np.full((1000, 60), 1.0 + 2.0**-20, np.float32)
     G = blas.no_sums(60)
     blas.add_gram(B, G)
-    found = blas.gram_of(G, 60)
+    found = panels.matrix_of(blas.packed_sums(G), 60)
     np.testing.assert_array_equal(np.tril(found), np.tril(np.full((60, 60), 1000 * (1.0 + 2.0**-20) ** 2)))
 
 
@@ -141,7 +141,7 @@ def test_host_arrays__are_multiplied_here_whatever_the_device():
     with using(Elsewhere()):
         blas.add_gram(B, sums)
         found = blas.multiply_rows(A, B.copy())
-    np.testing.assert_array_equal(np.tril(blas.gram_of(sums, 60)), np.tril(B.T @ B))
+    np.testing.assert_array_equal(np.tril(panels.matrix_of(blas.packed_sums(sums), 60)), np.tril(B.T @ B))
     np.testing.assert_array_equal(found, B @ np.tril(A).T)
 
 
@@ -174,7 +174,7 @@ def test_others__are_left_to_blas_and_agree_with_it(n_columns, wide, dtype, monk
     A, B = (integers(rng, size, n_columns).astype(dtype) for size in (n_columns, 40))
     sums = blas.no_sums(n_columns)
     blas.add_gram(B, sums)
-    np.testing.assert_array_equal(np.tril(blas.gram_of(sums, n_columns)), np.tril(B.T @ B))
+    np.testing.assert_array_equal(np.tril(panels.matrix_of(blas.packed_sums(sums), n_columns)), np.tril(B.T @ B))
     found = blas.multiply_rows(A, B.copy())
     np.testing.assert_array_equal(found, B @ np.tril(A).T)
     ours = wide and n_columns == products.LEAST_COLUMNS

@@ -5,6 +5,7 @@ import pytest
 from posing import PosingDevice
 from variants import slow_but
 
+from daskrr.kernels import products
 from daskrr.kernels.cuda import cuda_device
 from daskrr.kernels.device import HOST, using
 from daskrr.numerics import blas, panels
@@ -59,31 +60,46 @@ def test_products__are_those_of_numpy(p):
 
 @pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize("p", [0, *SIZES])
-def test_lower_triangles__are_copied_added_and_packed_without_what_is_above(p):
-    inside, rng = np.tri(p, dtype=bool), np.random.default_rng(2)
-    values = [rng.standard_normal((p, p)) for _ in range(2)]
-    first, second = (np.where(inside, one, np.nan) for one in values)
-    packed = panels.packed_lower(first)
-    np.testing.assert_array_equal(packed, values[0][inside])
-    np.testing.assert_array_equal(panels.unpacked_lower(packed), np.tril(values[0]))
-    total = panels.copied_lower(first)
-    panels.add_lower(total, second)
-    np.testing.assert_array_equal(np.where(inside, total, 0.0), np.tril(sum(values)))
-    np.testing.assert_array_equal(np.where(inside, first, 0.0), np.tril(values[0]))
+def test_lower_triangles__are_packed_without_what_is_above(p):
+    inside, values = np.tri(p, dtype=bool), np.random.default_rng(2).standard_normal((p, p))
+    packed = panels.packed_lower(np.where(inside, values, np.nan))
+    np.testing.assert_array_equal(packed, values[inside])
+    np.testing.assert_array_equal(panels.unpacked_lower(packed), np.tril(values))
 
 
-def test_lower_triangles__of_a_stack_are_added():
-    first, second = (np.random.default_rng(seed).standard_normal((3, 700, 700)) for seed in (0, 1))
-    total = panels.copied_lower(first)
-    panels.add_lower(total, second)
-    np.testing.assert_array_equal(np.tril(total), np.tril(first + second))
+KINDS = ["host", "posing", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-@pytest.mark.parametrize("kind", ["host", "posing", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device_of(kind):
+    return {"host": lambda: HOST, "posing": PosingDevice, "cuda": cuda_device}[kind]()
+
+
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("p", [0, *SIZES])
+def test_sums__are_those_of_a_matrix_and_become_it_again(kind, p):
+    G, device = np.random.default_rng(3).standard_normal((p, p)), device_of(kind)
+    with using(device):
+        sums = device.get(products.sums_of(device.put(G)))
+    assert len(sums) == products.n_sums(p)
+    np.testing.assert_array_equal(np.tril(panels.matrix_of(sums, p)), np.tril(G))
+    np.testing.assert_array_equal(sums[products.diagonal_places(p)], np.diagonal(G))
+
+
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize("shape", [(0,), (5,), (3, 700), (2**20 + 3,), (2, 2**20 + 3)])
+def test_add__adds_all_numbers(shape):
+    first, second = (np.random.default_rng(seed).standard_normal(shape) for seed in (0, 1))
+    total = first.copy()
+    panels.add(total, second)
+    np.testing.assert_array_equal(total, first + second)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("p", [1, 7, 300, 1100])
 def test_inverse_root__and_products_are_found_where_the_matrix_is(kind, p):
     A = positive(p)
-    device = {"host": lambda: HOST, "posing": PosingDevice, "cuda": cuda_device}[kind]()
+    device = device_of(kind)
     with using(device):
         there = device.put(A)
         M, bad = panels.inverse_root(there, 0.5)

@@ -14,7 +14,7 @@ from daskrr.errors import CheckFailed, KernelNotPositive, RidgeTooSmall
 from daskrr.kernels import Gaussian, products
 from daskrr.kernels.device import HOST, using
 from daskrr.leverage.writing import check_sums
-from daskrr.numerics import factorize, pass1
+from daskrr.numerics import factorize, panels, pass1
 from daskrr.numerics.pass1 import GramPart, GramSum, Totals, Whitener, gram_block
 from daskrr.numerics.whitening import whiten
 from daskrr.nystrom.checkpoints import add_parts, most_additions
@@ -33,6 +33,11 @@ def summed(B, heights):
     return total
 
 
+def gram_of(total, rank):
+    """The lower triangle that was summed."""
+    return np.tril(panels.matrix_of(total.sums(), rank))
+
+
 # Ranks whose products are left to BLAS, and that are our own on processors that have wide registers.
 RANKS = [5, products.LEAST_COLUMNS + 13]
 
@@ -41,7 +46,7 @@ RANKS = [5, products.LEAST_COLUMNS + 13]
 @pytest.mark.parametrize("n_rows", [0, 1, 100, 8192, 8193, 30_000])
 def test_gram_sum__is_the_gram_matrix(n_rows, rank):
     B = np.random.default_rng(n_rows).standard_normal((n_rows, rank))
-    np.testing.assert_allclose(np.tril(summed(B, [4096]).matrix()), np.tril(B.T @ B), rtol=1e-12, atol=1e-9)
+    np.testing.assert_allclose(gram_of(summed(B, [4096]), rank), np.tril(B.T @ B), rtol=1e-12, atol=1e-9)
 
 
 @pytest.mark.parametrize("rank", RANKS)
@@ -49,7 +54,7 @@ def test_gram_sum__is_the_gram_matrix(n_rows, rank):
 def test_gram_sum__adds_float32_rows_in_float64(n_rows, rank):
     B = np.random.default_rng(0).standard_normal((n_rows, rank)).astype(np.float32)
     wide = B.astype(np.float64)
-    np.testing.assert_allclose(np.tril(summed(B, [512]).matrix()), np.tril(wide.T @ wide), rtol=1e-13, atol=1e-10)
+    np.testing.assert_allclose(gram_of(summed(B, [512]), rank), np.tril(wide.T @ wide), rtol=1e-13, atol=1e-10)
 
 
 @settings(max_examples=30)
@@ -57,7 +62,7 @@ def test_gram_sum__adds_float32_rows_in_float64(n_rows, rank):
 def test_gram_sum__ends_its_chains(n_rows, heights, rank):
     n_rows = min(n_rows, 500 * max(heights))
     total = summed(np.ones((n_rows, rank)), heights)
-    assert (np.tril(total.matrix()) == n_rows * np.tril(np.ones((rank, rank)))).all()
+    assert (gram_of(total, rank) == n_rows * np.tril(np.ones((rank, rank)))).all()
     assert total.height <= pass1.most_additions(n_rows, rank, HOST.chain_rows)
     assert total.height <= min(n_rows, pass1.chain_rows(rank, HOST.chain_rows)) + n_rows // 2048
 
@@ -70,8 +75,8 @@ def test_gram_sum__has_chains_that_are_as_long_as_the_device_allows(chain, heigh
     with using(device):
         total = GramSum(2)
         total.add(device.put(B))
-        found = total.matrix()
-    np.testing.assert_allclose(np.tril(found), np.tril(B.T @ B), rtol=1e-13)
+        found = gram_of(total, 2)
+    np.testing.assert_allclose(found, np.tril(B.T @ B), rtol=1e-13)
     assert total.height == height <= pass1.most_additions(48, 2, chain)
 
 
@@ -120,7 +125,7 @@ def test_most_additions__is_no_less_than_what_the_tree_adds(n_rows):
     def part(rows):
         height = pass1.most_additions(rows, 50, 8192)
         totals = Totals(diagonal=1.0, residual=0.0, largest=0.0, smallest=0.0, height=height)
-        return GramPart(np.zeros((0, 0)), (), totals, {})
+        return GramPart(np.zeros(0), (), totals, {})
 
     sums = NodeSums(lambda lists: [add_parts(*parts) for parts in lists])
     for span in cut(n_rows, 10, 1, 1.0):
@@ -133,7 +138,7 @@ def test_most_additions__is_no_less_than_what_the_tree_adds(n_rows):
 def test_sum_error__bounds_the_sum_of_equal_rows(n_rows, value):
     b = np.array([1.0, value, -value])
     total = summed(np.tile(b, (n_rows, 1)), [4096])
-    found = total.matrix()
+    found = gram_of(total, 3)
     exact = np.outer(b, b).astype(np.longdouble) * n_rows
     error = np.abs(np.tril(found - exact)).astype(np.float64)
     allowed = factorize.sum_error(float(np.trace(found)), total.height)
