@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from daskrr.leverage.writing import Receipt
-from daskrr.runtime.map_blocks import BlockMap, map_blocks
+from daskrr.runtime.map_blocks import BlockMap, map_blocks, settled
 from daskrr.runtime.tree import Span
 from daskrr.storage.journal import Journal
 from daskrr.storage.zarr_arrays import Staged, checksum
@@ -34,9 +34,7 @@ class RecordedReceipts:
         record = self.journal.find("receipts", span.start)
         if record is not None and record["attempt"] == self.attempt:
             return
-        written = list(receipts)
-        self.staged.settle(receipt.start for receipt in written)
-        blocks = [receipt.to_record() for receipt in written]
+        blocks = [receipt.to_record() for receipt in settled(self.staged.settle, span, receipts)]
         self.journal.write("receipts", span.start, {"attempt": self.attempt, "blocks": blocks})
         for label in self.summed if span.is_whole else ():
             self.journal.forget(f"{label}/sums", span.start)

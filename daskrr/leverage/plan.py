@@ -9,7 +9,7 @@ import numpy as np
 from dask.utils import format_bytes, format_time
 
 from daskrr.errors import DoesNotFit, printable
-from daskrr.kernels import cuda, products
+from daskrr.kernels import cuda
 from daskrr.kernels.base import PANEL_BYTES, PANEL_INPUT_BYTES, panel_rows
 from daskrr.machine import Gpu
 from daskrr.numerics.blas import one_thread
@@ -24,6 +24,7 @@ from daskrr.runtime.rows import JoinedRows, Rows, ZarrRows
 from daskrr.runtime.tree import FAN_IN, Span
 from daskrr.runtime.workers import IDLE_METRIC
 from daskrr.storage.pieces import ahead_bytes
+from daskrr.storage.several import MOST_BEGUN
 
 # What a process keeps between its arrays, since they differ in size.
 KEPT_BYTES = 48 * 2**20
@@ -244,9 +245,9 @@ class _Memory:
         return idle + held + max(self._passing, self._comparing)
 
     def gpu_bytes(self, gpu: Gpu) -> int:
-        """Tiles, sums and chains of the blocks under way; factors and landmarks, as brought and as used."""
+        """Tiles, chains and sums of the blocks under way; factors and landmarks, as brought and as used."""
         tiles = 8 * max(cuda.tile_rows(self.p, gpu.memory), cuda.LEAST_TILE_ROWS) * self.p * cuda.TILES_OF_A_THREAD
-        sums = 2 * self.work.n_sums * self._matrix
+        sums = 3 * self.work.n_sums * self._matrix
         return cuda.BLOCKS_AT_ONCE * (tiles + sums) + 6 * self._matrix + 4 * self._landmarks
 
     @property
@@ -268,11 +269,11 @@ class _Memory:
 
     @property
     def _passing(self) -> int:
-        """What every thread works on; rows drawn in blocks wait to be added to those drawn before."""
-        waiting = 0
+        """What every thread works on, and what it has found and is written; rows drawn wait to be added to others."""
+        waiting = MOST_BEGUN * 8 * self.height * self.work.n_ridges
         if len(self.spans) > 1:
             highest = max(span.n_rows for span in self.spans)
-            waiting = min(FAN_IN, len(self.spans)) * self.drawn(highest) + 2 * self.drawn(self.rows.n_rows)
+            waiting += min(FAN_IN, len(self.spans)) * self.drawn(highest) + 2 * self.drawn(self.rows.n_rows)
         at_once = self._thread if self.workers.device.gpu is None else self._thread + BLOCKS_OF_A_TASK * self._block
         return self.workers.threads_each * at_once + waiting + self._travelling
 
@@ -287,17 +288,16 @@ class _Memory:
         """What one thread holds.
 
         A tile, or two for several ridges, one of float32 again in float64; the partial sum that it makes, of chains if
-        the block is long, and before it is a matrix, those of the levels of its span, and two that wait to be added; a
-        piece of the input; panels; some numbers of every row and ridge; what is kept of the rows of its span; what the
-        kernel prepares of the landmarks; and the rows that it has drawn, before and after a merge.
+        the block is long, those of the levels of its span, and two that wait to be added; a piece of the input; panels;
+        some numbers of every row and ridge; what is kept of the rows of its span; what the kernel prepares of the
+        landmarks; and the rows that it has drawn, before and after a merge.
         """
         work = self.work
         n_bytes = self.dtype.itemsize * (1 if work.n_ridges == 1 else 2) + (8 if self.dtype == np.float32 else 0)
         tile = min(tile_rows(self.p), self.height) * self.p * n_bytes if self.workers.device.gpu is None else 0
         highest = max(self.spans, key=lambda span: span.n_rows)
         several_chains = self.height > chain_rows(self.p, self.workers.device.chain_rows)
-        becomes_matrix = self.p <= products.MOST_COLUMNS
-        sums = (3 + highest.level + several_chains + becomes_matrix) * work.n_sums * self._matrix
+        sums = (3 + highest.level + several_chains) * work.n_sums * self._matrix
         per_row = 8 * self.height * (16 + 8 * (work.n_ridges - 1)) + 16 * highest.n_rows
         prepared = work.landmark_copies * self._landmarks
         return (

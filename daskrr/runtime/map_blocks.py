@@ -44,7 +44,12 @@ FETCHED_TOGETHER = 64
 
 # Makes what a task returns, of its span and the results of its blocks as they come.
 Reduce = Callable[[Span, Iterator[Any]], Any]
-Settle = Callable[[Iterable[int]], None]
+
+
+class Settle(Protocol):
+    """Has what was written of some blocks reach the disk; or only waits until nothing of them is written any more."""
+
+    def __call__(self, starts: Iterable[int], only_end: bool = False) -> None: ...
 
 
 class Where(Protocol):
@@ -224,7 +229,7 @@ class BlockMap:
         found: dict[int, list[Any]] = {}
         waiting: dict[int, Any] = {}
         with self._stage(title, row_flops) as stage:
-            for span, handle in self.window(_listed if settle is None else partial(_settled, settle)):
+            for span, handle in self.window(_listed if settle is None else partial(settled, settle)):
                 waiting[span.index] = handle
                 stage.advance(rows=span.n_rows)
                 if len(waiting) == FETCHED_TOGETHER:
@@ -324,9 +329,18 @@ def _listed(span: Span, results: Iterable[Any]) -> list[Any]:
     return list(results)
 
 
-def _settled(settle: Settle, span: Span, results: Iterable[Any]) -> list[Any]:
-    found = list(results)
-    settle(block.start for block in span.blocks)
+def settled(settle: Settle, span: Span, results: Iterable[Any]) -> list[Any]:
+    """The results of the blocks of a span, once what was written of them is settled.
+
+    Where one fails nothing is written any more when that is known: its job may delete what was.
+    """
+    starts = [block.start for block in span.blocks]
+    try:
+        found = list(results)
+    except BaseException:
+        settle(starts, only_end=True)
+        raise
+    settle(starts)
     return found
 
 

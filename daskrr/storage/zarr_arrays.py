@@ -8,8 +8,9 @@ import itertools
 import json
 import math
 import zlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,7 @@ from daskrr.storage.local import files_below
 from daskrr.storage.medium import Medium
 from daskrr.storage.retry import failure, insist, patiently
 from daskrr.storage.s3 import connect, listed
-from daskrr.storage.several import side_by_side
+from daskrr.storage.several import begin, finish
 from daskrr.storage.urls import is_local, is_s3, redact
 
 METADATA = "zarr.json"
@@ -120,22 +121,34 @@ def chunk_key(array: zarr.Array, start: int) -> str:
 
 @dataclass(frozen=True)
 class Staged:
-    """Arrays of an unfinished generation, and the medium that they are on."""
+    """Arrays of an unfinished generation, and the medium that they are on; travels without what is being written."""
 
     medium: Medium
     arrays: dict[str, zarr.Array]
+    _begun: dict[int, list[Future[object]]] = field(default_factory=dict, compare=False, repr=False)
 
-    def settle(self, starts: Iterable[int]) -> None:
+    def __reduce__(self) -> tuple[Callable[..., "Staged"], tuple[Medium, dict[str, zarr.Array]]]:
+        return Staged, (self.medium, self.arrays)
+
+    def settle(self, starts: Iterable[int], only_end: bool = False) -> None:
         """Have the chunks of the blocks from ``starts`` reach the disk, so that a record of them does not come first.
 
-        Tried once: what a disk has lost when it failed to, it does not have the next time, and may not say so.
+        That is tried once: what a disk has lost when it failed to, it does not have the next time, and may not say so.
+        With ``only_end`` nothing is tried but to wait until none of them is being written.
 
         Raises
         ------
         StoreFailed
-            They may not have; the blocks have to be written again.
+            They may not have, or the store is full, or refused several times; the blocks have to be written again.
         """
         starts = list(starts)
+        begun = [one for start in starts for one in self._begun.get(start, ())]
+        wait(begun)
+        for start in starts:  # whoever settles the same blocks meanwhile has waited, too
+            self._begun.pop(start, None)
+        if only_end:
+            return
+        finish(begun)
         try:
             self.medium.settle(chunk_key(array, start) for start in starts for array in self.arrays.values())
         except OSError as error:
@@ -143,24 +156,30 @@ class Staged:
             raise failure(f"synchronize {named}", error) from None
 
     def write(self, columns: Mapping[str, NDArray], start: int) -> None:
-        """Write the rows from ``start`` of each named array; they must be whole chunks.
+        """Begin to write the rows from ``start`` of each named array, for which :meth:`settle` waits.
+
+        They must be whole chunks.
 
         Raises
         ------
         RuntimeError
             They are not: two writers of one chunk would lose rows.
-        StoreFailed
-            The store is full, or refused several times.
         """
+        for name, values in columns.items():
+            self._check_whole_chunks(self.arrays[name], start, start + len(values))
         block, whole = sum(one.nbytes for one in columns.values()), sum(one.nbytes for one in self.arrays.values())
         needs = f"This block needs up to {block:,} bytes, the whole output up to {whole:,}. "
-        side_by_side(partial(self._write, name, values, start, needs) for name, values in columns.items())
+        begun = self._begun.setdefault(start, [])
+        begun += begin(partial(self._write, name, values, start, needs) for name, values in columns.items())
+
+    def _check_whole_chunks(self, array: zarr.Array, start: int, stop: int) -> None:
+        height = array.chunks[0]
+        if start % height or (stop % height and stop != array.shape[0]):
+            raise RuntimeError(f"rows {start}–{stop} are not whole chunks of {height} rows")
 
     def _write(self, name: str, values: NDArray, start: int, needs: str) -> None:
         array = self.arrays[name]
         stop, height = start + len(values), array.chunks[0]
-        if start % height or (stop % height and stop != array.shape[0]):
-            raise RuntimeError(f"rows {start}–{stop} are not whole chunks of {height} rows")
         what = f"write rows {start}–{stop - 1} of {redact(str(array.store_path))}"
         try:
             for first in range(start, stop, height):

@@ -318,4 +318,5 @@ def test_staged_write__refuses_rows_that_are_not_whole_chunks(tmp_path):
             staged.write({"scores": np.zeros(stop - start)}, start)
     assert chunk_files(folder) == []
     staged.write({"scores": np.zeros(50)}, 400)
+    staged.settle([400])
     assert len(chunk_files(folder)) == 1

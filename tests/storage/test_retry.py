@@ -3,11 +3,15 @@
 import errno
 import logging
 import os
+import pickle
 import subprocess
 import sys
+import threading
 import time
+from functools import partial
 from pathlib import Path
 
+import cloudpickle
 import numpy as np
 import pytest
 import zarr
@@ -17,8 +21,11 @@ from zarr.storage import LocalStore
 import daskrr
 from daskrr.errors import InvalidData, MissingChunks, StoreFailed
 from daskrr.kernels import Gaussian
+from daskrr.runtime.map_blocks import settled
 from daskrr.runtime.rows import open_rows, pieces
+from daskrr.runtime.tree import Span
 from daskrr.storage import retry as patience
+from daskrr.storage import several
 from daskrr.storage.local import Files
 from daskrr.storage.retry import failure, insist, patiently, reason
 from daskrr.storage.zarr_arrays import Staged, array_at, blueprint
@@ -220,6 +227,7 @@ def test_staged_write__writes_to_a_store_that_fails_now_and_then(tmp_path):
     medium.every = 2
     for start in range(0, 60, 10):
         staged.write({"scores": np.arange(start, start + 10.0)}, start)
+    staged.settle(range(0, 60, 10))
     assert medium.failures > 0
     np.testing.assert_array_equal(staged.arrays["scores"][:], np.arange(60.0))
 
@@ -227,8 +235,67 @@ def test_staged_write__writes_to_a_store_that_fails_now_and_then(tmp_path):
 def test_staged_write__tells_the_rows_and_the_path_of_what_stays_refused(tmp_path):
     medium = MoodyFiles(str(tmp_path / "out"))
     medium.every = 1
+    staged = staged_on(medium)
+    staged.write({"scores": np.zeros(10)}, 10)
     with pytest.raises(StoreFailed, match=r"cannot write rows 10–19 of .*out.*scores: the store has gone for a walk"):
-        staged_on(medium).write({"scores": np.zeros(10)}, 10)
+        staged.settle([10])
+
+
+class HeldFiles(Files):
+    """A folder to which nothing is written before it may be."""
+
+    def __init__(self, address):
+        super().__init__(address)
+        self.may_write = threading.Event()
+
+    def place(self, key, content):
+        assert self.may_write.wait(60)
+        super().place(key, content)
+
+
+def test_staged_write__lets_the_caller_go_on_until_blocks_are_settled(tmp_path):
+    medium = HeldFiles(str(tmp_path / "out"))
+    staged = staged_on(medium)
+    for start in range(0, 60, 10):
+        staged.write({"scores": np.arange(start, start + 10.0)}, start)
+    assert not list(tmp_path.rglob("c/*"))
+    medium.may_write.set()
+    staged.settle(range(0, 60, 10))
+    np.testing.assert_array_equal(staged.arrays["scores"][:], np.arange(60.0))
+
+
+def test_settled__has_nothing_written_any_more_when_a_block_has_failed(tmp_path):
+    medium = HeldFiles(str(tmp_path / "out"))
+    staged = staged_on(medium)
+
+    def results():
+        staged.write({"scores": np.zeros(10)}, 0)
+        threading.Timer(0.2, medium.may_write.set).start()
+        raise InvalidData("the second block is bad")
+        yield
+
+    with pytest.raises(InvalidData, match="the second block is bad"):
+        settled(staged.settle, Span(0, 0, 20, 10), results())
+    assert len(list(tmp_path.rglob("c/*"))) == 1
+
+
+def test_begin__waits_where_too_many_are_under_way():
+    may_end = threading.Event()
+    begun = several.begin([partial(may_end.wait, 60)] * several.MOST_BEGUN)
+    assert not several._ROOM.acquire(blocking=False)
+    may_end.set()
+    several.finish([*begun, *several.begin([may_end.wait] * 3 * several.MOST_BEGUN)])
+
+
+def test_staged__is_one_object_for_who_writes_and_who_settles_also_where_both_are_sent(tmp_path):
+    staged = staged_on(Files(str(tmp_path / "out")))
+    staged.write({"scores": np.zeros(10)}, 0)
+    write, settle = pickle.loads(cloudpickle.dumps((partial(staged.write, start=10), staged.settle)))
+    assert write.func.__self__ is settle.__self__
+    write({"scores": np.ones(10)})
+    settle([10])
+    staged.settle([0])
+    np.testing.assert_array_equal(staged.arrays["scores"][:20], np.repeat([0.0, 1.0], 10))
 
 
 def can_mount():
@@ -249,12 +316,14 @@ medium = Files(folder + "/out")
 drawn = blueprint({"scores": (40_000,)}, 20_000)
 staged = Staged(medium, {"scores": array_at(medium.store, "scores", drawn["scores"])})
 values = np.random.default_rng(0).random(20_000)
+staged.write({"scores": values}, 0)
 try:
-    staged.write({"scores": values}, 0)
+    staged.settle([0])
 except StoreFailed as error:
     print(error.errno, error)
 subprocess.run(["mount", "-o", "remount,size=4m", folder], check=True)
 staged.write({"scores": values}, 0)
+staged.settle([0])
 print((staged.arrays["scores"][:20_000] == values).all())
 """
 

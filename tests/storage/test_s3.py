@@ -77,7 +77,7 @@ class Stop(BaseException):
 
 @pytest.mark.slow
 def test_jobs__on_s3_go_on_from_durable_writes_to_the_same_bits(prefix: str, monkeypatch) -> None:
-    monkeypatch.setattr(tree, "SPANS_LEFT", 0.5)
+    monkeypatch.setattr(tree, "SPANS_LEFT", 0)
     points(prefix)
     daskrr.score_to_zarr(f"{prefix}/x.zarr", f"{prefix}/reference.zarr", **OPTIONS)
     expected, write = contents(f"{prefix}/reference.zarr"), Records.write

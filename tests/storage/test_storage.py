@@ -606,6 +606,7 @@ def test_staged_write__writes_whole_chunks(start, size, tmp_path):
     with Saving(tmp_path / "out.zarr", overwrite=False) as output:
         output.create({"scores": (13,)}, 5)
         output.staged.write({"scores": np.arange(size, dtype=float)}, start)
+        output.staged.settle([start])
         found = output.arrays["scores"][...]
     np.testing.assert_array_equal(found[start : start + size], np.arange(size))
     assert np.isnan(np.delete(found, slice(start, start + size))).all()
@@ -616,6 +617,7 @@ def test_staged_write__stores_the_bytes_that_zarr_would(tmp_path):
     with Saving(tmp_path / "out.zarr", overwrite=False) as output:
         output.create({"scores": (13, 2), "rows": (13,)}, 5, rows="int64")
         output.staged.write({"scores": values, "rows": np.arange(13)}, 0)
+        output.staged.settle([0, 5, 10])
         for name, expected in (("scores", values), ("rows", np.arange(13))):
             array = output.arrays[name]
             keys = [chunk_key(array, start) for start in (0, 5, 10)]
