@@ -32,7 +32,7 @@ from daskrr.nystrom.audit import (
 from daskrr.nystrom.certificate import Goal, Proof
 from daskrr.nystrom.checkpoints import Earlier, recorded_spans
 from daskrr.nystrom.drawing import RowWeights, resolve_kernel
-from daskrr.nystrom.factors import Ridged, add_ridge
+from daskrr.nystrom.factors import Ridged, add_ridge, scorer
 from daskrr.nystrom.first_pass import Chosen, FirstPass, first_pass, whiten
 from daskrr.nystrom.growing import first_landmarks, grow, landmark_draw
 from daskrr.nystrom.landmarks import Landmarks
@@ -40,9 +40,11 @@ from daskrr.nystrom.ledger import Ledger
 from daskrr.nystrom.row_weights import with_unit_mean
 from daskrr.nystrom.sketch import NystromSketch
 from daskrr.nystrom.strategies import FAST_GROWTH, SLOW_GROWTH, Tolerance
+from daskrr.runtime.futures import begun
 from daskrr.runtime.map_blocks import Run
 from daskrr.runtime.progress import Reporter, Stage
 from daskrr.runtime.rows import JoinedRows
+from daskrr.runtime.scheduler import Algebra, InProcess
 from daskrr.runtime.telemetry import note, reporter
 from daskrr.storage.journal import Journal
 
@@ -127,18 +129,21 @@ def fit(
     run = _with_base(run, sketch, round)
     draws = _draws(problem, round, len(chosen.landmarks.indices), audit_rows)
     first = first_pass(run, sketch, draws, title=round.title, label=round.label)
-    share = _roundoff_share(problem, sketch, first)
     with Stage(run.report, round.algebra_title, total=1) as stage:
-        # Audit: how large K − L can be. It takes as long as the ridge, and not on the scheduler.
-        begun = _begun_audit(problem, run, sketch, first, round, audit_rows) if certify else None
-        probe = make_probe(run, sketch, first, problem.seed, round.number)
         # Ridge: the factors of G + n·λ·I.
         step = partial(add_ridge, dtype=settings.dtype, n_rows=sketch.n_rows, ridges=settings.ridges, leading=certify)
-        ridged = sketch.algebra.perform(step, first.gram)
+        scores_follow = run.journal is not None and round.n_rounds == 1
+        factor = partial(_factored, run, sketch.algebra, step, first.gram, scores_follow)
+        factored = begun(factor, in_background=sketch.algebra.place != InProcess.place)
+        left, share = first.leave(), _roundoff_share(problem, sketch, first)
+        # Audit: how large K − L can be. It takes as long as the ridge, and not on the scheduler.
+        audit = _begun_audit(problem, run, sketch, first, round, audit_rows) if certify else None
+        probe = make_probe(run, sketch, first, problem.seed, round.number)
+        ridged, held = factored.result()
         sketch = replace(sketch, probe=probe, gram_error=ridged.gram_error)
         proof, ledger = None, round.ledger
-        if begun is not None:
-            found = begun.outcome(run.executor, ledger.share)
+        if audit is not None:
+            found = audit.outcome(run.executor, ledger.share)
             # All audits together may spend it.
             found = replace(found, failure_probability=problem.failure_probability if audit_rows else 0.0)
             ledger = ledger.after_audit() if audit_rows else ledger
@@ -154,8 +159,9 @@ def fit(
             summary=summary_of_round(problem, sketch, whitened, ridged, first, share) | {"ledger": ledger.to_record()},
             ledger=ledger,
             proof=proof,
+            held=held,
         )
-        run.executor.settle(first.left)
+        run.executor.settle(left)
         stage.tell(result.dimension_ends[result.column(None)])
     return result, first
 
@@ -210,6 +216,12 @@ def _draws(problem: Problem, round: Round, n_landmarks: int, audit_rows: int) ->
         larger = n_landmarks + round.following
         draws |= landmark_draw(seed, round.number + 1, round.following, larger, problem.rows.n_rows)
     return draws
+
+
+def _factored(run: Run, algebra: Algebra, step: Any, gram: Any, scores_follow: bool) -> tuple[Ridged, Any]:
+    """What is known of the ridge; and a handle of what pass 2 needs, on its way to all workers if that follows."""
+    ridged = algebra.perform(step, gram)
+    return ridged, run.executor.hold(algebra.payload(scorer)) if scores_follow else None
 
 
 def _roundoff_share(problem: Problem, sketch: NystromSketch, first: FirstPass) -> float:

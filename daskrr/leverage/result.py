@@ -40,14 +40,7 @@ from daskrr.leverage.writing import (
 from daskrr.numerics.bounds import kernel_noise
 from daskrr.nystrom import factors
 from daskrr.nystrom.audit import Audit
-from daskrr.nystrom.certificate import (
-    Certificate,
-    Proof,
-    Widths,
-    dimension_bounds,
-    least_dimension,
-    summarize,
-)
+from daskrr.nystrom.certificate import Certificate, Proof, Widths, dimension_bounds, least_dimension, summarize
 from daskrr.nystrom.first_pass import FirstPass
 from daskrr.nystrom.ledger import Ledger
 from daskrr.nystrom.saving import SKETCH
@@ -97,8 +90,9 @@ class LeverageResult(Tabulated):
         summary: dict[str, Any],
         ledger: Ledger,
         proof: Proof | None = None,
+        held: Any = None,
     ) -> None:
-        self.sketch, self.plan, self.ledger = sketch, plan, ledger
+        self.sketch, self.plan, self.ledger, self._held = sketch, plan, ledger, held
         self.sketch_dimension, self.rank = summary["sketch_dimension"], summary["rank"]
         self.rows, self.spans, self._kept, self.executor, self._proof = rows, spans, kept, executor, proof
         self._profiles: dict[int, Profile] = {}
@@ -223,8 +217,10 @@ class LeverageResult(Tabulated):
         report: Reporter = silent,
         more: Sequence[Any] | None = None,
     ) -> BlockMap:
-        """Pass 2 for one use; ``then`` is called with each block's scores."""
-        payload = self.executor.hold(self.sketch.algebra.payload(factors.scorer))
+        """Pass 2 for one use; ``then`` is called with each block's scores. Workers may hold the factors already."""
+        payload, self._held = self._held, None
+        if payload is None:
+            payload = self.executor.hold(self.sketch.algebra.payload(factors.scorer))
         return self.sketch.map_scores(self._run(report), payload, self._kept, then, use, more)
 
     @cached_property
@@ -389,8 +385,9 @@ class LeverageResult(Tabulated):
         """Pass 2 into arrays, each block of which gives a receipt; rows from ``since`` on are counted apart."""
         measurer = self.measurer if self.certified else None
         write = partial(write_rows, staged, self.sketch.single, self.column(None), measurer, since)
+        found = self.map_scores("store", write, report, self.drawn_by)
         self._begin_eigenvalues()  # there is time for them while workers are at pass 2
-        return self.map_scores("store", write, report, self.drawn_by)
+        return found
 
     def concluded(self, receipts: Sequence[Receipt], seconds: float) -> dict[str, Any]:
         """The summary, once what all blocks together have is checked against pass 1.

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from daskrr.nystrom.factors import GramMatrix, LandmarkMatrix, Whitened
 from daskrr.nystrom.landmarks import Landmarks
 from daskrr.nystrom.reading import BeginSums, plain_sums
 from daskrr.nystrom.sketch import NystromSketch
-from daskrr.runtime.executors import batch_size
+from daskrr.runtime.executors import Executor, batch_size
 from daskrr.runtime.map_blocks import BlockMap, Run, raise_poison
 from daskrr.runtime.on_disk import put_aside
 from daskrr.runtime.progress import Stage
@@ -70,17 +70,28 @@ class Chosen:
 
 @dataclass(frozen=True)
 class FirstPass:
-    """What pass 1 leaves: handles of the factor, of G, of what is kept of each block, of the rows drawn; and sums.
-
-    What it ``left`` for a later run is still being written.
-    """
+    """What pass 1 leaves: handles of the factor, of G, of what is kept of each block, of rows drawn, and of sums."""
 
     payload: Any
     gram: Any
     kept: list[Any]
-    left: list[Any]
     drawn: Any
-    totals: Totals
+    sums: Any
+    executor: Executor
+    begin_to_leave: Callable[[], list[Any]]
+
+    @cached_property
+    def totals(self) -> Totals:
+        """Sums over all rows."""
+        return self.executor.value(self.sums)
+
+    def leave(self) -> list[Any]:
+        """Begin to write what a later run can go on from; handles to wait for.
+
+        Not before sums are known, since workers have time for it while the scheduler is at the ridge.
+        """
+        self.executor.settle([self.sums])
+        return self.begin_to_leave()
 
 
 @blas.one_thread()
@@ -190,13 +201,11 @@ def first_pass(
         else:
             recorded = RecordedSums(run.journal, label, keeps, run.rows.n_rows // run.height)
             total, kept, leave = _sum_for_good(grams, recorded, tuple(draws), stage)
-    gram, drawn, totals = (
+    gram, drawn, sums = (
         run.executor.apply(name, pick, total)
         for name, pick in (("gram-sum", _gram), ("drawn-rows", _drawn), ("totals", _totals))
     )
-    found = run.executor.value(totals)
-    # Not before, since workers have time for it while the scheduler is at the ridge.
-    return FirstPass(payload, gram, kept, leave(), drawn, found)
+    return FirstPass(payload, gram, kept, drawn, sums, run.executor, leave)
 
 
 def _sum_on_workers(grams: BlockMap, keeps: bool, stage: Stage) -> tuple[Any, list[Any]]:

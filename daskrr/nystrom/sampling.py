@@ -383,9 +383,10 @@ def _weigh_by_upper(
             title="first round, pass 1: gram",
             label="first-round",
         )
+        left = first.leave()
         step = partial(factors.add_ridge, dtype=small.dtype, n_rows=sketch.n_rows, ridges=[ridge], leading=False)
         ridged = sketch.algebra.perform(step, first.gram)
-        run.executor.settle(first.left)
+        run.executor.settle(left)
     except RidgeTooSmall as error:
         raise RidgeTooSmall(
             f"sampling='leverage' draws by scores at ridge·epsilon = {ridge:.3g}, where {error} Raise the ridge or "

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import Future as LocalFuture
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -242,9 +242,10 @@ def begun(call: Callable[[], Any], in_background: bool) -> LocalFuture[Any]:
     found: LocalFuture[Any] = LocalFuture()
     if in_background:
         # It may last, and must not keep this process from ending.
-        threading.Thread(target=_fulfil, args=(found, call), name="daskrr-begun", daemon=True).start()
+        context = copy_context()  # such as which client is the current one
+        threading.Thread(target=context.run, args=(_fulfil, found, call), name="daskrr-begun", daemon=True).start()
     else:
-        found.set_result(call())
+        _fulfil(found, call)
     return found
 
 

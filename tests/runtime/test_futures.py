@@ -16,7 +16,7 @@ from daskrr.kernels import Gaussian
 from daskrr.runtime import executors, workers
 from daskrr.runtime.blocks import Block
 from daskrr.runtime.executors import ClusterExecutor, LocalExecutor
-from daskrr.runtime.futures import Flights, PendingTask, begun
+from daskrr.runtime.futures import Flights, PendingTask, begun, check_condition, only_while
 from daskrr.runtime.rows import NumpyRows, open_rows
 from daskrr.runtime.sealing import sealed_task
 
@@ -193,15 +193,26 @@ def test_begun__has_the_result(in_background):
     assert begun(lambda: 5, in_background).result(timeout=60) == 5
 
 
-def test_begun__in_background_tells_its_failure_when_it_is_asked():
+@pytest.mark.parametrize("in_background", [False, True])
+def test_begun__tells_its_failure_when_it_is_asked(in_background):
+    failed = begun(lambda: 1 / 0, in_background)
     with pytest.raises(ZeroDivisionError):
-        begun(lambda: 1 / 0, in_background=True).result(timeout=60)
+        failed.result(timeout=60)
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_begun__at_once_fails_at_once(error):
-    def fail():
-        raise error
+def test_begun__at_once_can_be_interrupted():
+    def interrupted():
+        raise KeyboardInterrupt
 
-    with pytest.raises(error):
-        begun(fail, in_background=False)
+    with pytest.raises(KeyboardInterrupt):
+        begun(interrupted, in_background=False)
+
+
+def test_begun__in_background_knows_what_its_caller_knows():
+    def no_use():
+        raise SourceUnreachable("there is no use in waiting")
+
+    with only_while(no_use):
+        failed = begun(check_condition, in_background=True)
+    with pytest.raises(SourceUnreachable, match="no use in waiting"):
+        failed.result(timeout=60)
