@@ -175,18 +175,17 @@ def fetch_rows(run: Run, indices: NDArray[np.int64], name: str, called: str = "t
     With a journal they are recorded, and need not be looked for in the input again. Errors tell what X is ``called``.
     """
     if run.journal is None:
-        return _assemble_rows(run, indices, name, called)
+        return _assemble_rows(run, indices, name, called, _join)
     label = f"{name}-{checksum(indices):08x}"
     if run.journal.has(label):
         return run.executor.apply(f"{name}-kept", partial(_kept_rows, run.journal, label))
-    found = _assemble_rows(run, indices, name, called)
-    return run.executor.apply(f"{name}-keep", partial(_keep_rows, run.journal, label), found)
+    return _assemble_rows(run, indices, name, called, partial(_join_and_keep, run.journal, label))
 
 
-def _keep_rows(journal: Journal, label: str, X: NDArray[np.float64]) -> NDArray[np.float64]:
+def _join_and_keep(journal: Journal, label: str, *parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     """The rows once they are recorded; those of before if this is done again, since a worker was lost."""
     if not journal.has(label):
-        journal.write_one(label, {"rows": X})
+        journal.write_one(label, {"rows": _join(*parts)})
     return _kept_rows(journal, label)
 
 
@@ -194,7 +193,9 @@ def _kept_rows(journal: Journal, label: str) -> NDArray[np.float64]:
     return journal.read(label)["rows"]
 
 
-def _assemble_rows(run: Run, indices: NDArray[np.int64], name: str, called: str) -> Any:
+def _assemble_rows(
+    run: Run, indices: NDArray[np.int64], name: str, called: str, join: Callable[..., NDArray[np.float64]]
+) -> Any:
     # Blocks may share a chunk, or have several; here each that has one of these rows is decoded once, unless chunks
     # are not all of one height.
     unit = run.rows.unit_rows
@@ -212,9 +213,10 @@ def _assemble_rows(run: Run, indices: NDArray[np.int64], name: str, called: str)
     parts = map_blocks(
         run, name, partial(_take, height, called, run.rows.shape[1:]), run.rows, each=each, blocks=stretches
     ).handles()
-    groups = [parts[i : i + JOIN_FANIN] for i in range(0, len(parts), JOIN_FANIN)]
-    joined = run.executor.apply_all(f"{name}-join", _join_taken, groups)
-    return run.executor.apply(f"{name}-join", _join, *joined) if len(joined) > 1 else joined[0]
+    if len(parts) > JOIN_FANIN:
+        groups = [parts[i : i + JOIN_FANIN] for i in range(0, len(parts), JOIN_FANIN)]
+        parts = run.executor.apply_all(f"{name}-join", _as_one_part, groups)
+    return run.executor.apply(f"{name}-join", join, *parts)
 
 
 def _take(
@@ -249,12 +251,12 @@ def _take_from(
         first += len(piece)
 
 
-def _join_taken(*parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+def _join(*parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     return np.concatenate([rows for part in parts for rows in part])
 
 
-def _join(*parts: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.concatenate(parts)
+def _as_one_part(*parts: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+    return [_join(*parts)]
 
 
 def resolve_kernel(run: Run, kernel: Kernel, seed: int) -> Kernel:
