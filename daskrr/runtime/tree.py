@@ -29,8 +29,9 @@ GPU_SPAN_BLOCKS, LEAST_GPU_SPAN_BLOCKS = FAN_IN**2, FAN_IN
 MAX_SUM_BYTES = 2**27
 MAX_LEVEL = 30
 
-# A span has no more than a thread's share of what is left over this: large ones first, small ones at the end, so
-# that all threads end together. As long as every thread gets so many, none is smaller than it has to be.
+# Large spans first, small ones at the end, so that all threads end together: while one is at a span, there is so much
+# left for each of the others, which may be so many times as fast. As long as every thread gets so many spans, none is
+# smaller than it has to be.
 SPANS_LEFT = 2
 SPANS_EACH = 16
 
@@ -114,7 +115,8 @@ def cut(
         min(SMALLEST * most_blocks, n_whole / (SPANS_EACH * n_threads)),
         min(by_scheduler, n_whole / (2 * n_threads)),
     )
-    shares = n_threads * (SPANS_LEFT if n_threads <= THREADS_OF_A_SCHEDULER else 1)
+    spans_left = SPANS_LEFT if n_threads <= THREADS_OF_A_SCHEDULER else 1
+    shares = max(spans_left, 1 + spans_left * (n_threads - 1))
     spans: list[Span] = []
     first = 0
     while first < n_whole:

@@ -66,7 +66,7 @@ class Recording:
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """For recordings, on a machine that is started anew whenever :func:`start_machine` is called."""
-    monkeypatch.setattr(tree, "SPANS_LEFT", 0.1)
+    monkeypatch.setattr(tree, "SPANS_LEFT", 0)
     monkeypatch.setattr(socket, "gethostname", lambda: "the-machine-that-loses-power")
     start_machine(monkeypatch)
     shorten_pauses(monkeypatch)

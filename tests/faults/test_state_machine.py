@@ -326,7 +326,7 @@ class Jobs(RuleBasedStateMachine):
 
 def walk(monkeypatch, examples, steps):
     """Random walks; nothing of them is shrunk, since each step is a job."""
-    monkeypatch.setattr(tree, "SPANS_LEFT", 0.5)
+    monkeypatch.setattr(tree, "SPANS_LEFT", 0)
     monkeypatch.setattr(Jobs, "steps", 0)
     monkeypatch.setattr(Jobs, "fired", Counter())
     run_state_machine_as_test(
@@ -368,7 +368,7 @@ PROGRAM = """
 import sys
 import daskrr
 from daskrr.runtime import tree
-tree.SPANS_LEFT = 0.5
+tree.SPANS_LEFT = 0
 source, output, seed, overwrite = sys.argv[1:]
 daskrr.score_to_zarr(
     source, output, daskrr.kernels.Gaussian(1.5), 1e-2, 20, random_state=int(seed), block_rows=25,

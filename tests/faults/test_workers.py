@@ -35,8 +35,8 @@ GENEROUS = 180
 HERE = Path(__file__).parent
 NAMES = ("estimate", "lower", "residual", "scores", "upper")
 N_ROWS, BLOCK = 200_000, 4096
-# For two workers, nine tasks of four blocks and thirteen of one.
-N_TASKS, LARGEST = 22, 4 * BLOCK
+# For two workers, eleven tasks of four blocks and five of one.
+N_TASKS, LARGEST = 16, 4 * BLOCK
 # A row in the middle of the data, whose first feature no other has, and the rows of its task.
 MARKED, MARK, MARKED_ROWS = 140_000, 2.5, "rows 131072–147455"
 EXTERNAL = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": "15s", "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "15s"}

@@ -116,6 +116,16 @@ def test_cut__has_few_large_spans_and_small_ones_at_the_end(n_rows, height, most
         assert sizes[-1] <= max(1.0, tree.SMALLEST * sizes[0] * FAN_IN)
 
 
+@pytest.mark.parametrize("n_threads", [2, 3, 16])
+@pytest.mark.parametrize("n_blocks", [3, 24, 195, 1000, 5000])
+def test_cut__leaves_a_thread_half_as_fast_as_others_no_span_that_they_would_wait_for(n_blocks, n_threads):
+    """While it is at one, there is twice as much for each of them, where a scheduler has time for so small ones."""
+    for span in cut(10 * n_blocks, 10, n_threads, 16):
+        if span.n_blocks > 1:
+            left_for_each = (n_blocks - span.first_block - span.n_blocks) / (n_threads - 1)
+            assert left_for_each >= 2 * span.n_blocks
+
+
 @pytest.mark.parametrize("n_threads", [100, 256, 1000, 4000])
 def test_cut__gives_a_scheduler_no_more_than_it_can_hand_out(n_threads):
     """A task of full size takes about a second; so many rows that every thread has at least two of them."""
