@@ -3,9 +3,10 @@
 The limit is the time of the run's floating-point operations, n·(4·p·d + 3·r²) for scores and n·(2·p·d + 2·r²) for the
 one pass of a regression, at the rate of large matrix multiplies in as many processes, measured immediately before and
 after every timed run; what choosing landmarks takes is not in it. The same share by processor time, which counts
-neither waiting nor what other programs take, is told beside it.
+neither waiting nor what other programs take, is told beside it. A case that is not run is kept as it is in the report.
 """
 
+import json
 import statistics
 import sys
 import tempfile
@@ -222,14 +223,24 @@ def _show(results: list[dict[str, Any]], disturbed: bool) -> None:
         print("DISTURBED: other programs competed with a judged case, which makes T_limit/T meaningless")
 
 
+def _before(output: Path) -> list[dict[str, Any]]:
+    """What an earlier report has of cases."""
+    return json.loads(output.read_text())["results"] if output.exists() else []
+
+
 def main() -> int:
     """Run the benchmark; 1 when a judged case misses what is required of it."""
-    options = harness.arguments("limit", __doc__)
+    options = harness.arguments("limit", __doc__, [case.name for case in CASES])
     cases, effort = (QUICK_CASES, QUICK_EFFORT) if options.quick else (CASES, EFFORT)
     parameters = {"ridge": RIDGE, "workers": harness.WORKERS, **asdict(effort)}
     content = harness.report("limit", SEED, options.quick, parameters)
+    about = {"date": content["date"], "machine": content["machine"]}
+    found = {} if options.quick else {one["name"]: one for one in _before(options.output)}
     with tempfile.TemporaryDirectory() as folder, harness.cluster() as client:
-        results = [measure(case, effort, client, Path(folder)) for case in cases]
+        for case in cases:
+            if not options.part or case.name in options.part:
+                found[case.name] = measure(case, effort, client, Path(folder)) | about
+    results = [found[case.name] for case in cases if case.name in found]
     judged = [one for one in results if one["required"]]
     checks = {
         f"{one['name']}: {one['share_of_limit']:.3f} of the limit, {one['required']:.2f} required":

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from distributed import Client
 from distributed.diagnostics.plugin import SchedulerPlugin
 
@@ -182,12 +183,19 @@ def run(quick: bool, most: int) -> list[dict[str, Any]]:
                 rates = Rates(workers, seconds)
                 runs = []
                 for case in cases:
+                    client.run(_first_kernel, case)
                     score(case, "lazy", _warm_store(case, Path(temporary)), Path(temporary) / f"{workers}-{case.name}")
                     for kind, n_rows in _runs(case, case is cases[0], workers, most):
                         runs.append((case, measure(case, n_rows, kind, client, Path(temporary), rates)))
                         print(_line(runs[-1][1]), flush=True)
                 found += [one | _in_tasks(case, one, rates.median) for case, one in runs]
     return _against_one_worker(found)
+
+
+def _first_kernel(case: Case) -> None:
+    """What takes a worker longer the first time, and one of them does in every run: nobody knows which."""
+    Z = np.zeros((2, case.n_features))
+    daskrr.kernels.Gaussian(case.length_scale)(Z, Z)
 
 
 def _in_tasks(case: Case, one: dict[str, Any], rate: float) -> dict[str, float]:
