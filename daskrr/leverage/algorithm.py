@@ -32,7 +32,7 @@ from daskrr.nystrom.audit import (
 from daskrr.nystrom.certificate import Goal, Proof
 from daskrr.nystrom.checkpoints import Earlier, recorded_spans
 from daskrr.nystrom.drawing import RowWeights, resolve_kernel
-from daskrr.nystrom.factors import Ridged, add_ridge, scorer
+from daskrr.nystrom.factors import Ridged, add_probe, add_ridge, scorer
 from daskrr.nystrom.first_pass import Chosen, FirstPass, first_pass, whiten
 from daskrr.nystrom.growing import first_landmarks, grow, landmark_draw
 from daskrr.nystrom.landmarks import Landmarks
@@ -132,15 +132,15 @@ def fit(
     with Stage(run.report, round.algebra_title, total=1) as stage:
         # Ridge: the factors of G + n·λ·I.
         step = partial(add_ridge, dtype=settings.dtype, n_rows=sketch.n_rows, ridges=settings.ridges, leading=certify)
+        probe = make_probe(run, sketch, first, problem.seed, round.number)
         scores_follow = run.journal is not None and round.n_rounds == 1
-        factor = partial(_factored, run, sketch.algebra, step, first.gram, scores_follow)
+        factor = partial(_factored, run, sketch.algebra, step, first.gram, probe, scores_follow)
         factored = begun(factor, in_background=sketch.algebra.place != InProcess.place)
         left, share = first.leave(), _roundoff_share(problem, sketch, first)
         # Audit: how large K − L can be. It takes as long as the ridge, and not on the scheduler.
         audit = _begun_audit(problem, run, sketch, first, round, audit_rows) if certify else None
-        probe = make_probe(run, sketch, first, problem.seed, round.number)
         ridged, held = factored.result()
-        sketch = replace(sketch, probe=probe, gram_error=ridged.gram_error)
+        sketch = replace(sketch, gram_error=ridged.gram_error)
         proof, ledger = None, round.ledger
         if audit is not None:
             found = audit.outcome(run.executor, ledger.share)
@@ -218,9 +218,10 @@ def _draws(problem: Problem, round: Round, n_landmarks: int, audit_rows: int) ->
     return draws
 
 
-def _factored(run: Run, algebra: Algebra, step: Any, gram: Any, scores_follow: bool) -> tuple[Ridged, Any]:
+def _factored(run: Run, algebra: Algebra, step: Any, gram: Any, probe: Any, scores_follow: bool) -> tuple[Ridged, Any]:
     """What is known of the ridge; and a handle of what pass 2 needs, on its way to all workers if that follows."""
     ridged = algebra.perform(step, gram)
+    algebra.perform(add_probe, probe)
     return ridged, run.executor.hold(algebra.payload(scorer)) if scores_follow else None
 
 

@@ -306,17 +306,17 @@ def _lanczos(H: NDArray[np.float64]) -> float:
 
 
 def make_probe(run: Run, sketch: NystromSketch, first: FirstPass, seed: int, round_number: int) -> Any:
-    """Handle of what pass 2 needs of the probe rows, or None where there is no residual to be shared."""
-    if not (first.totals.residual > 0 and sketch.rank):
-        return None
+    """Handle of what pass 2 needs of the probe rows; that is None where there is no residual to be shared."""
     work = partial(_probe, sketch.kernel, seed, round_number)
-    return run.executor.apply("probe-rows", work, first.payload, first.drawn)
+    return run.executor.apply("probe-rows", work, first.payload, first.drawn, first.sums)
 
 
 def _probe(
-    kernel: Kernel, seed: int, round_number: int, payload: TileFactors, drawn: dict[str, Reservoir]
-) -> ProbeRows:
+    kernel: Kernel, seed: int, round_number: int, payload: TileFactors, drawn: dict[str, Reservoir], totals: Totals
+) -> ProbeRows | None:
     """Q = R⁻ᵀ R⁻¹ C_Aᵀ by two triangular products: by W⁻¹ itself, eight digits would be lost."""
+    if not (totals.residual > 0 and len(payload.landmarks)):
+        return None
     rows = drawn["probe"]
     chosen = rows.draw(PROBE_ROWS, stream(seed, "probe", round_number))
     inverse = payload.factors[0]

@@ -26,8 +26,23 @@ from daskrr.numerics.whitening import whiten as factor_landmarks
 
 
 @dataclass(frozen=True)
+class ProbeRows:
+    """Rows (a, d) drawn by their residuals, from which the part is estimated that other rows share with them.
+
+    ``coefficients`` (r, a) are those of the landmarks' kernel columns; ``rows`` and ``weights`` say which rows they are
+    and what they were drawn by.
+    """
+
+    X: NDArray[np.float64]
+    coefficients: NDArray[np.float64]
+    rows: NDArray[np.int64]
+    weights: NDArray[np.float64]
+    scale: float
+
+
+@dataclass(frozen=True)
 class Factors:
-    """Of the landmarks' kernel matrix first, of the ridge once the Gram matrix is known.
+    """Of the landmarks' kernel matrix first, of the ridge once the Gram matrix is known; then with the probe, if any.
 
     A regression with an intercept has the ``row_origin`` (r,) that is subtracted from rows of B.
     """
@@ -39,6 +54,7 @@ class Factors:
     kernel_matrix: NDArray[np.float64] | None = None
     ridge: RidgeFactor | None = None
     subset: tuple[NDArray[np.float64], ...] = ()
+    probe: ProbeRows | None = None
 
     @property
     def known_ridge(self) -> RidgeFactor:
@@ -113,21 +129,7 @@ class TileFactors:
     eigenvalues: NDArray[np.float64] | None = None
     leading: tuple[NDArray[np.float64], NDArray[np.float64], float] | None = None
     subset: tuple[NDArray[np.float64], ...] = ()
-
-
-@dataclass(frozen=True)
-class ProbeRows:
-    """Rows (a, d) drawn by their residuals, from which the part is estimated that other rows share with them.
-
-    ``coefficients`` (r, a) are those of the landmarks' kernel columns; ``rows`` and ``weights`` say which rows they are
-    and what they were drawn by.
-    """
-
-    X: NDArray[np.float64]
-    coefficients: NDArray[np.float64]
-    rows: NDArray[np.int64]
-    weights: NDArray[np.float64]
-    scale: float
+    probe: ProbeRows | None = None
 
 
 # --- Steps -----------------------------------------------------------------------------------------------
@@ -174,6 +176,11 @@ def add_ridge(
     )
 
 
+def add_probe(factors: Factors, probe: ProbeRows | None) -> tuple[Factors, None]:
+    """Keep it with the factors: on workers it would be lost with them, and need pass 1 to be made again."""
+    return replace(factors, probe=probe), None
+
+
 def eigenvalues(factors: Factors, found: None, *, shift: float) -> tuple[Factors, NDArray[np.float64]]:
     """Of G, in descending order."""
     return factors, gram_eigenvalues(factors.known_ridge, shift)
@@ -209,7 +216,7 @@ def drawn_rows(factors: Factors) -> TileFactors:
 
 def new_rows(factors: Factors) -> TileFactors:
     """The same for rows that pass 1 has not seen."""
-    return replace(drawn_rows(factors), subset=factors.subset)
+    return replace(drawn_rows(factors), subset=factors.subset, probe=factors.probe)
 
 
 def scorer(factors: Factors) -> TileFactors:

@@ -24,7 +24,7 @@ from daskrr.numerics.pass2 import (
     score_block,
 )
 from daskrr.numerics.tiles import Columns, Pieces
-from daskrr.nystrom.factors import ProbeRows, TileFactors
+from daskrr.nystrom.factors import TileFactors
 from daskrr.runtime import telemetry
 from daskrr.runtime.rows import pieces
 
@@ -71,10 +71,10 @@ class Reading:
     certainty: Certainty | None = None
     landmark_rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
-    def scorer(self, payload: TileFactors, probe: ProbeRows | None) -> Scorer:
+    def scorer(self, payload: TileFactors) -> Scorer:
         """What pass 2 applies."""
         kernel, dtype, shifts = self.kernel, self.dtype, np.array(self.shifts)
-        leading, subset = payload.leading, payload.subset
+        leading, subset, probe = payload.leading, payload.subset, payload.probe
         return Scorer(
             columns=columns_of(payload.landmarks, kernel, dtype),
             diagonal=kernel.diagonal,
@@ -109,20 +109,19 @@ class Reading:
 
 def score_drawn_rows(reading: Reading, payload: TileFactors, parts: Pieces) -> ScoredRows:
     """Everything about rows of the data whose residuals are not at hand."""
-    return drawn_rows_block(whitener_of(payload, reading.kernel, reading.dtype), reading.scorer(payload, None), parts)
+    return drawn_rows_block(whitener_of(payload, reading.kernel, reading.dtype), reading.scorer(payload), parts)
 
 
 def new_rows_task(
     reading: Reading,
     then: Callable[..., Any],
     payload: TileFactors,
-    probe: ProbeRows | None,
     source: Any,
     start: int,
 ) -> Any:
     """What ``then`` makes of the scores that one block of new rows has among the data."""
     whitener = whitener_of(payload, reading.kernel, reading.dtype)
-    return then(new_rows_block(whitener, reading.scorer(payload, probe), pieces(source), start), start)
+    return then(new_rows_block(whitener, reading.scorer(payload), pieces(source), start), start)
 
 
 def quantity(name: str, scored: ScoredRows, start: int) -> NDArray[np.float64]:
@@ -164,14 +163,13 @@ def score_task(
     reading: Reading,
     then: Callable[..., Any],
     payload: TileFactors,
-    probe: ProbeRows | None,
     source: Any,
     start: int,
     kept: KeptResiduals,
     *more: Any,
 ) -> Any:
     """What ``then`` makes of pass 2 on one block."""
-    scored = score_block(reading.scorer(payload, probe), pieces(source), start, kept)
+    scored = score_block(reading.scorer(payload), pieces(source), start, kept)
     smallest = reading.shifts.index(min(reading.shifts))
     telemetry.count("score", run, start, scored.scores[:, smallest], reading.dtype)
     return then(scored, start, *more)

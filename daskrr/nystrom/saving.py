@@ -31,8 +31,8 @@ PROBE_ARRAYS = ("X", "coefficients", "rows", "weights")
 Arrays = dict[str, NDArray]
 
 
-def packed(payload: TileFactors, probe: ProbeRows | None) -> tuple[Arrays, dict[str, Any]]:
-    """Arrays and numbers of what scores new rows: the factors for new rows, and the probe."""
+def packed(payload: TileFactors) -> tuple[Arrays, dict[str, Any]]:
+    """Arrays and numbers of what scores new rows."""
     inverse, ridge = payload.factors
     arrays = {"landmarks": payload.landmarks, "inverse": packed_lower(inverse)}
     facts = {"n_landmarks": payload.n_landmarks, "kernel_error": payload.kernel_error}
@@ -44,21 +44,24 @@ def packed(payload: TileFactors, probe: ProbeRows | None) -> tuple[Arrays, dict[
         arrays["leading"], arrays["leading_eigenvalues"], facts["largest_left"] = payload.leading
     if payload.subset:
         arrays["subset"] = np.stack([packed_lower(one) for one in payload.subset])
-    if probe is not None:
-        facts["probe_scale"] = probe.scale
-        arrays |= {f"probe_{name}": getattr(probe, name) for name in PROBE_ARRAYS}
+    if payload.probe is not None:
+        facts["probe_scale"] = payload.probe.scale
+        arrays |= {f"probe_{name}": getattr(payload.probe, name) for name in PROBE_ARRAYS}
     return arrays, facts
 
 
-def unpacked(arrays: Arrays, facts: dict[str, Any]) -> tuple[Factors, ProbeRows | None]:
-    """What :func:`packed` was given, as factors and a probe."""
+def unpacked(arrays: Arrays, facts: dict[str, Any]) -> Factors:
+    """Factors of which what :func:`packed` was given can be picked."""
     rank, unknown, nothing = len(arrays["landmarks"]), float("nan"), np.empty(0)
     inverse = unpacked_lower(arrays["inverse"])
     single = "eigenvalues" not in arrays
     leading = None
     if "leading" in arrays:
         leading = arrays["leading"], arrays["leading_eigenvalues"], facts["largest_left"]
-    factors = Factors(
+    probe = None
+    if "probe_scale" in facts:
+        probe = ProbeRows(**{name: arrays[f"probe_{name}"] for name in PROBE_ARRAYS}, scale=facts["probe_scale"])
+    return Factors(
         landmarks=arrays["landmarks"],
         n_landmarks=facts["n_landmarks"],
         whitening=Whitening(np.arange(rank), inverse, unknown, facts["kernel_error"], unknown),
@@ -74,11 +77,8 @@ def unpacked(arrays: Arrays, facts: dict[str, Any]) -> tuple[Factors, ProbeRows 
             gram_error=unknown,
         ),
         subset=tuple(unpacked_lower(one) for one in arrays.get("subset", ())),
+        probe=probe,
     )
-    if "probe_scale" not in facts:
-        return factors, None
-    probe = {name: arrays[f"probe_{name}"] for name in PROBE_ARRAYS}
-    return factors, ProbeRows(**probe, scale=facts["probe_scale"])
 
 
 def sealed(arrays: Arrays, about: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import dask.array as da
-import distributed
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,7 +23,7 @@ from daskrr.numerics.bounds import Certainty
 from daskrr.numerics.factorize import residual_error, shift_of, shifted_eigenvalues
 from daskrr.numerics.pass1 import Draw
 from daskrr.nystrom import factors, saving
-from daskrr.nystrom.factors import ProbeRows, TileFactors, new_rows
+from daskrr.nystrom.factors import TileFactors, new_rows
 from daskrr.nystrom.landmarks import Landmarks
 from daskrr.nystrom.reading import BeginSums, Reading, gram_task, new_rows_task, quantity, score_task
 from daskrr.nystrom.saving import Arrays
@@ -40,11 +39,9 @@ from daskrr.storage.saving import Saving
 from daskrr.tables.features import Features
 
 
-def _pack(
-    arrays: Arrays, attributes: dict[str, Any], payload: TileFactors, probe: ProbeRows | None
-) -> tuple[Arrays, dict[str, Any]]:
-    """What a sketch is stored as: its own arrays and attributes, and those of its factors and probe."""
-    more, facts = saving.packed(payload, probe)
+def _pack(arrays: Arrays, attributes: dict[str, Any], payload: TileFactors) -> tuple[Arrays, dict[str, Any]]:
+    """What a sketch is stored as: its own arrays and attributes, and those of its factors."""
+    more, facts = saving.packed(payload)
     return more | arrays, saving.sealed(more | arrays, facts | attributes)
 
 
@@ -90,7 +87,6 @@ class NystromSketch:
     rank: int
     pivots: NDArray[np.int64]
     kernel_error: float
-    probe: Any = field(default=None, compare=False)
     certainty: Certainty | None = None
     gram_error: float = 0.0
     features: Features | None = None
@@ -199,15 +195,11 @@ class NystromSketch:
     def _evaluate(self, X_new: Any, name: str) -> da.Array:
         rows = self.open_new_rows(X_new)
         run = Run.of_columns(rows, max(self.rank, 1))
-        shared = self.held(run.executor) if isinstance(self.algebra, InProcess) else self._to_be_fetched
+        in_process = isinstance(self.algebra, InProcess)
+        payload = self.held(run.executor) if in_process else self.algebra.payload(new_rows)
         single = self.single or name == "residual"
-        found = self.map_new_rows(run, shared, partial(quantity, name)).lazy(1 if single else len(self.ridges))
+        found = self.map_new_rows(run, payload, partial(quantity, name)).lazy(1 if single else len(self.ridges))
         return found[:, 0] if single else found
-
-    @property
-    def _to_be_fetched(self) -> tuple[Any, Any]:
-        """Factors and probe as arguments of tasks that run some time."""
-        return self.algebra.payload(new_rows), self.probe
 
     def open_new_rows(self, X_new: Any, missing_chunks: str = "refuse", already_scaled: bool = False) -> Rows:
         """View rows as new ones; ``already_scaled`` says that they are made as the data was, whatever is recorded.
@@ -225,23 +217,22 @@ class NystromSketch:
             return JoinedRows(rows, ConstantRows(rows.n_rows, 1.0), self.kernel.scale)
         return rows
 
-    def map_new_rows(self, run: Run, shared: tuple[Any, Any], then: Callable[..., Any]) -> BlockMap:
-        """Score new rows; ``then`` is called with each block's scores and its first row."""
+    def map_new_rows(self, run: Run, payload: Any, then: Callable[..., Any]) -> BlockMap:
+        """Score new rows by the factors in ``payload``; ``then`` is called with each block's scores and first row."""
         work = partial(new_rows_task, self.reading, then)
-        return map_blocks(run, "score-new-rows", work, run.rows, shared=shared)
+        return map_blocks(run, "score-new-rows", work, run.rows, shared=[payload])
 
     def packed(self) -> tuple[Arrays, dict[str, Any]]:
         """Arrays and attributes of which :meth:`unpacked` makes a sketch again that gives new rows the same bits."""
-        probe = self.probe.result() if isinstance(self.probe, distributed.Future) else self.probe
-        return self._packer(self.algebra.fetch(new_rows), probe)
+        return self._packer(self.algebra.fetch(new_rows))
 
     def pack_where_factors_go(self, where: Executor, then: Callable[[Arrays, dict[str, Any]], Any]) -> Any:
         """Handle of what ``then`` makes of the same, called by a worker, so that no factor comes to this process."""
         store = partial(_and_then, partial(_call_with, then), self._packer)
-        return where.begin(sealed_task(f"store-sketch-{uuid.uuid4().hex}", store, *self._to_be_fetched))
+        return where.begin(sealed_task(f"store-sketch-{uuid.uuid4().hex}", store, self.algebra.payload(new_rows)))
 
     @property
-    def _packer(self) -> Callable[[TileFactors, ProbeRows | None], tuple[Arrays, dict[str, Any]]]:
+    def _packer(self) -> Callable[[TileFactors], tuple[Arrays, dict[str, Any]]]:
         drawn = {name: values for name, values in vars(self.landmarks).items() if values is not None}
         arrays = {"pivots": self.pivots} | {f"landmark_{name}": values for name, values in drawn.items()}
         certainty = self.certainty
@@ -264,7 +255,6 @@ class NystromSketch:
         cls, arrays: Arrays, attributes: dict[str, Any], allow_functions: Collection[str] = ()
     ) -> "NystromSketch":
         """What :meth:`packed` was called on, with its factors in this process."""
-        factors, probe = saving.unpacked(arrays, attributes)
         known, scale = attributes["certainty"], attributes["weight_scale"]
         kernel = from_spec(attributes["kernel"], allow_functions)
         return cls(
@@ -278,11 +268,10 @@ class NystromSketch:
                 arrays["landmark_indices"], arrays["landmark_counts"], arrays.get("landmark_probabilities")
             ),
             run=uuid.uuid4().hex,
-            algebra=InProcess(factors),
+            algebra=InProcess(saving.unpacked(arrays, attributes)),
             rank=len(arrays["landmarks"]),
             pivots=arrays["pivots"],
             kernel_error=attributes["kernel_error"],
-            probe=probe,
             gram_error=attributes["gram_error"],
             features=Features.of(attributes["features"] or {}, attributes["n_features"], "the sketch"),
             certainty=known and Certainty(**known | {"score_errors": np.array(known["score_errors"])}),
@@ -319,9 +308,9 @@ class NystromSketch:
         """What tells it from any other sketch: a checksum of all that it is stored as."""
         return f"crc32 {self.packed()[1]['crc32']:08x}"
 
-    def held(self, where: Executor) -> tuple[Any, Any]:
-        """Factors and probe, ready as arguments of every task that scores new rows."""
-        return held(self.algebra, new_rows, where), None if self.probe is None else where.hold(self.probe)
+    def held(self, where: Executor) -> Any:
+        """The factors, ready as an argument of every task that scores new rows."""
+        return held(self.algebra, new_rows, where)
 
     def begin_eigenvalues(self, where: Executor) -> Future[NDArray[np.float64]]:
         """Look for the eigenvalues (r,) of G, in descending order, while this process goes on, if they are elsewhere.
@@ -369,7 +358,7 @@ class NystromSketch:
             "score-rows",
             partial(score_task, self.run, self.reading, then),
             run.rows,
-            shared=[payload, self.probe],
+            shared=[payload],
             each=[kept] if more is None else [kept, more],
             purpose=use,
         )

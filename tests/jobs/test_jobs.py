@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import zarr
+from distributed.diagnostics.plugin import SchedulerPlugin
 from processes import stop_when
 from strategies import as_zarr
 from variants import slow_but
@@ -505,3 +506,33 @@ def test_lease__keeps_a_second_job_out(tmp_path):
     text, _ = ended(patient, 0)
     assert json.loads(text)["n_rows"] == 600
     assert verify(output) == []
+
+
+class Remembered(SchedulerPlugin):
+    """Whenever a task of pass 2 ends, the names of all tasks of its run that the scheduler knows."""
+
+    name = "remembered"
+
+    def __init__(self, scheduler):
+        self.scheduler, self.names = scheduler, []
+
+    def transition(self, key, start, finish, *args, **kwargs):
+        name, _, rest = str(key).partition("-span-")[0].rpartition("-store")[0].rpartition("-")
+        if name == "score-rows" and finish == "memory":
+            known = [str(one).partition(f"-{rest}") for one in self.scheduler.tasks]
+            self.names.append({name for name, found, _ in known if found})
+
+
+@pytest.mark.parametrize("sampling", ["residual", "uniform"])
+def test_pass_2__needs_no_result_of_pass_1_that_a_worker_has(sampling, client, tmp_path):
+    """What pass 1 has left for it is forgotten as it goes: to make that again would mean pass 1 over these rows."""
+    as_zarr(data(), (50, 3), str(tmp_path / "x.zarr"))
+    scheduler = client.cluster.scheduler
+    plugin = Remembered(scheduler)
+    scheduler.add_plugin(plugin)
+    try:
+        score(tmp_path / "x.zarr", tmp_path / "out.zarr", sampling=sampling)
+    finally:
+        scheduler.remove_plugin(plugin.name)
+    assert len(plugin.names) >= 4
+    assert plugin.names[-1] == {"fetch-factor", "score-rows"}
