@@ -100,13 +100,13 @@ class Lanes:
         is_above = self.builder.fcmp_unordered(">", key.value, key.constant(above).value)
         return self._like(self.builder.select(is_above, self.value, self.constant(0.0).value))
 
-    def times_power_of_two(self, bits_of: "Lanes") -> "Lanes":
-        """Multiplied by 2ᵏ, where k is in the last bits of the other lanes."""
+    def power_of_two(self) -> "Lanes":
+        """2ᵏ, where k is in the last bits."""
         about = np.finfo(self.dtype)
         integers = ir.VectorType(ir.IntType(about.bits), self.builder.lanes)
         shift, bias = (integers([n] * self.builder.lanes) for n in (about.nmant, (about.maxexp - 1) << about.nmant))
-        shifted = self.builder.shl(self.builder.bitcast(bits_of.value, integers), shift)
-        return self * self._like(self.builder.bitcast(self.builder.add(shifted, bias), self.value.type))
+        shifted = self.builder.shl(self.builder.bitcast(self.value, integers), shift)
+        return self._like(self.builder.bitcast(self.builder.add(shifted, bias), self.value.type))
 
     def astype(self, dtype: np.dtype[Any]) -> "Lanes":
         """Rounded to another dtype."""
@@ -166,15 +166,21 @@ def exp(x: Lanes) -> Lanes:
     rounded = x.times(1.0 / math.log(2.0), plus=rounder)
     k = rounded - rounder
     r = k.times(-rest, plus=k.times(-first, plus=x))
-    value = (_polynomial(_EXP[x.dtype], r) * r).times(r, plus=r) + 1.0
-    return value.times_power_of_two(rounded).zero_unless(x, above=math.log(float(about.tiny)) + 1.0)
+    square = r * r
+    # What is added to 1 is multiplied with it, so that nothing is rounded twice.
+    more = _polynomial(_EXP[x.dtype], r, square).times(square, plus=r)
+    scale = rounded.power_of_two()
+    return more.times(scale, plus=scale).zero_unless(x, above=math.log(float(about.tiny)) + 1.0)
 
 
-def _polynomial(coefficients: tuple[float, ...], r: Lanes) -> Lanes:
-    """Pairs of terms at a time, which wait less for each other than those of Horner's rule."""
-    terms = [r.constant(coefficient) for coefficient in coefficients]
-    while len(terms) > 1:
-        paired = [high.times(r, plus=low) for low, high in zip(terms[::2], terms[1::2], strict=False)]
-        terms = paired + terms[len(paired) * 2 :]
-        r = r * r
-    return terms[0]
+def _polynomial(coefficients: tuple[float, ...], r: Lanes, square: Lanes) -> Lanes:
+    """Even and odd terms, each by Horner's rule: few operations, and half of them need not wait for the others."""
+    even, odd = (_by_horner(coefficients[parity::2], square) for parity in (0, 1))
+    return odd.times(r, plus=even)
+
+
+def _by_horner(coefficients: tuple[float, ...], r: Lanes) -> Lanes:
+    total = r.constant(coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        total = total.times(r, plus=coefficient)
+    return total
