@@ -133,13 +133,15 @@ def fit(
         # Ridge: the factors of G + n·λ·I.
         step = partial(add_ridge, dtype=settings.dtype, n_rows=sketch.n_rows, ridges=settings.ridges, leading=certify)
         probe = make_probe(run, sketch, first, problem.seed, round.number)
-        scores_follow = run.journal is not None and round.n_rounds == 1
-        factor = partial(_factored, run, sketch.algebra, step, first.gram, probe, scores_follow)
-        factored = begun(factor, in_background=sketch.algebra.place != InProcess.place)
+        elsewhere = sketch.algebra.place != InProcess.place
+        factored = begun(partial(_factored, sketch.algebra, step, first.gram, probe), in_background=elsewhere)
         left, share = first.leave(), _roundoff_share(problem, sketch, first)
         # Audit: how large K − L can be. It takes as long as the ridge, and not on the scheduler.
         audit = _begun_audit(problem, run, sketch, first, round, audit_rows) if certify else None
-        ridged, held = factored.result()
+        ridged, held = factored.result(), None
+        if run.journal is not None and round.n_rounds == 1:
+            # Pass 2 follows: what it needs is on its way while the job prepares for it.
+            held = begun(partial(run.executor.hold, sketch.algebra.payload(scorer)), in_background=elsewhere)
         sketch = replace(sketch, gram_error=ridged.gram_error)
         proof, ledger = None, round.ledger
         if audit is not None:
@@ -218,11 +220,11 @@ def _draws(problem: Problem, round: Round, n_landmarks: int, audit_rows: int) ->
     return draws
 
 
-def _factored(run: Run, algebra: Algebra, step: Any, gram: Any, probe: Any, scores_follow: bool) -> tuple[Ridged, Any]:
-    """What is known of the ridge; and a handle of what pass 2 needs, on its way to all workers if that follows."""
+def _factored(algebra: Algebra, step: Any, gram: Any, probe: Any) -> Ridged:
+    """What is known of the ridge, once all that pass 2 needs is with the factors."""
     ridged = algebra.perform(step, gram)
     algebra.perform(add_probe, probe)
-    return ridged, run.executor.hold(algebra.payload(scorer)) if scores_follow else None
+    return ridged
 
 
 def _roundoff_share(problem: Problem, sketch: NystromSketch, first: FirstPass) -> float:

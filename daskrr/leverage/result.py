@@ -90,7 +90,7 @@ class LeverageResult(Tabulated):
         summary: dict[str, Any],
         ledger: Ledger,
         proof: Proof | None = None,
-        held: Any = None,
+        held: Future[Any] | None = None,
     ) -> None:
         self.sketch, self.plan, self.ledger, self._held = sketch, plan, ledger, held
         self.sketch_dimension, self.rank = summary["sketch_dimension"], summary["rank"]
@@ -218,9 +218,8 @@ class LeverageResult(Tabulated):
         more: Sequence[Any] | None = None,
     ) -> BlockMap:
         """Pass 2 for one use; ``then`` is called with each block's scores. Workers may hold the factors already."""
-        payload, self._held = self._held, None
-        if payload is None:
-            payload = self.executor.hold(self.sketch.algebra.payload(factors.scorer))
+        held, self._held = self._held, None
+        payload = self.executor.hold(self.sketch.algebra.payload(factors.scorer)) if held is None else held.result()
         return self.sketch.map_scores(self._run(report), payload, self._kept, then, use, more)
 
     @cached_property
