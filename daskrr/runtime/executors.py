@@ -33,6 +33,10 @@ LAUNCHES = 4
 LEAST_IN_FLIGHT = 32
 LEAST_WITH_ROWS = 4
 
+# So few threads are on few workers, which fetch what all tasks share from each other, and tasks are handed out
+# meanwhile. To many it is copied before, or all would ask the one that has it.
+FEW_THREADS = 4
+
 # Calls that are made together wait for each other; that may be those of the results of this part of all threads.
 SHARE_TOGETHER = 1 / 2
 
@@ -274,13 +278,14 @@ class ClusterExecutor:
         return flight.future
 
     def hold(self, shared: Any) -> Any:
-        """Compute what all tasks of a pass share and copy it to every worker before they start."""
+        """Compute what all tasks of a pass share, and copy it to every worker before they start if there are many."""
         if isinstance(shared, Delayed):
             shared = self.client.compute(shared)
         elif not isinstance(shared, distributed.Future):
             return self.client.scatter(shared, broadcast=True, hash=False)
-        self.settle([shared])
-        self.client.replicate(shared)
+        if self.n_threads > FEW_THREADS:
+            self.settle([shared])
+            self.client.replicate(shared)
         return shared
 
     def apply(self, name: str, function: Callable, *handles: Any) -> Any:

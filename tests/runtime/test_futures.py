@@ -111,6 +111,16 @@ def test_window__gives_each_result_with_its_span(threads):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("few", "copied_when_done"), [(0, [True]), (1, [])])
+def test_hold__copies_what_is_shared_to_many_workers_before_their_tasks(few, copied_when_done, threads, monkeypatch):
+    copied, copy = [], threads.client.replicate
+    monkeypatch.setattr(executors, "FEW_THREADS", few)
+    monkeypatch.setattr(threads.client, "replicate", lambda future: (copied.append(future.done()), copy(future)))
+    held = threads.hold(sealed_task("shared-run", double, 4))
+    assert threads.value(threads.apply("double", double, held)) == 16
+    assert copied == copied_when_done
+
+
 def test_window__names_the_rows_of_a_block_that_hangs_where_nobody_can_end_it(threads):
     with dask.config.set({"daskrr.stuck-after": "500ms"}):
         window = threads.window(tasks("hang", hang_on_two, 3), blocks(3))
