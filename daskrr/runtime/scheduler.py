@@ -36,7 +36,7 @@ from daskrr.errors import DaskrrError, SourceUnreachable
 from daskrr.numerics import blas
 from daskrr.runtime.devices import CPU, call_on
 from daskrr.runtime.executors import ClusterExecutor, Executor
-from daskrr.runtime.futures import PendingTask, Watch, reachable
+from daskrr.runtime.futures import reachable
 from daskrr.runtime.sealing import constant, seal, sealed_task, unseal
 
 log = logging.getLogger("daskrr")
@@ -269,11 +269,11 @@ class OnScheduler:
 
     place = "scheduler"
 
-    def __init__(self, client: distributed.Client, run: str, begins: bool = True) -> None:
-        self.client, self.run, self.watch = client, run, Watch(client)
+    def __init__(self, executor: ClusterExecutor, run: str, begins: bool = True) -> None:
+        self.executor, self.client, self.run = executor, executor.client, run
         self.steps: dict[str, dict[str, Any]] = {}
         self._begins, self._n_steps = begins, 0
-        weakref.finalize(self, _free_later, weakref.ref(client), run)
+        weakref.finalize(self, _free_later, weakref.ref(self.client), run)
 
     def perform(self, step: Step, handle: Any = None) -> Any:
         """Have the plugin gather the inputs and run the step; try again when a worker died meanwhile."""
@@ -281,7 +281,7 @@ class OnScheduler:
         self._n_steps += 1
         for _ in range(5):
             if handle is not None:
-                self.watch.wait([PendingTask(handle, f"the inputs of {name!r}")])
+                self.executor.settle([handle])
             answer = _ask(
                 self.client,
                 "perform",
@@ -297,8 +297,6 @@ class OnScheduler:
                 self._begins = False
                 summary, self.steps[name] = answer["found"]
                 return summary
-            if handle is not None and handle.status == "error":
-                raise handle.exception()
         raise RuntimeError(f"the inputs of {name!r} were lost five times in a row with their workers")
 
     def payload(self, pick: Pick) -> Delayed:
@@ -315,7 +313,7 @@ class OnScheduler:
     def fork(self, run: str) -> "OnScheduler":
         """Have the plugin copy them."""
         _ask(self.client, "fork", run=self.run, copy=run, owner=self.client.id)
-        return OnScheduler(self.client, run, begins=False)
+        return OnScheduler(self.executor, run, begins=False)
 
 
 def held(algebra: Algebra, pick: Pick, executor: Executor) -> Any:
@@ -422,7 +420,7 @@ def algebra(executor: Executor, run: str, scheduler_bytes: int) -> Algebra:
             scheduler_bytes / 2**20,
         )
         return OnWorker(executor, run)
-    return OnScheduler(client, run)
+    return OnScheduler(executor, run)
 
 
 def _hello(client: distributed.Client) -> dict[str, Any] | None:

@@ -30,13 +30,15 @@ import daskrr
 from daskrr.apps.clusters import local_cluster
 from daskrr.jobs import reader, verification
 from daskrr.kernels import Function
+from daskrr.runtime.tree import cut
 
 GENEROUS = 180
 HERE = Path(__file__).parent
 NAMES = ("estimate", "lower", "residual", "scores", "upper")
 N_ROWS, BLOCK = 200_000, 4096
-# For two workers, eleven tasks of four blocks and five of one.
-N_TASKS, LARGEST = 16, 4 * BLOCK
+# For two workers: one of sixteen blocks, six of four, and nine of one.
+SPANS = cut(N_ROWS, BLOCK, n_threads=2, most_blocks=16)
+N_TASKS, LARGEST = len(SPANS), SPANS[0].n_rows
 # A row in the middle of the data, whose first feature no other has, and the rows of its task.
 MARKED, MARK, MARKED_ROWS = 140_000, 2.5, "rows 131072–147455"
 EXTERNAL = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": "15s", "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "15s"}

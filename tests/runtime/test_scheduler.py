@@ -23,6 +23,7 @@ import daskrr
 from daskrr.errors import DoesNotFit, KernelNotPositive, RidgeTooSmall, SourceUnreachable
 from daskrr.nystrom import factors
 from daskrr.runtime import scheduler as module
+from daskrr.runtime.executors import ClusterExecutor
 from daskrr.runtime.scheduler import _perform
 
 KERNEL = daskrr.kernels.Gaussian(2.0)
@@ -198,7 +199,7 @@ def test_perform__for_a_client_that_leaves_meanwhile_keeps_nothing(begins, monke
 
 @pytest.mark.parametrize("ended", [("run", "run-round1"), ("run-round1", "run")])
 def test_free__of_a_run_and_of_one_named_after_it_drops_both(ended, client) -> None:
-    kept = [module.OnScheduler(client, run) for run in ended]
+    kept = [module.OnScheduler(ClusterExecutor(client, run), run) for run in ended]
     keys = [one.payload(pick).key for one in kept for pick in (factors.scorer, factors.new_rows)]
     scheduler, plugin = LeavingClient(), module.FactorPlugin()
     scheduler.tasks = dict.fromkeys(keys)
