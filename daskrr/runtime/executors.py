@@ -261,7 +261,8 @@ class ClusterExecutor:
         for _ in range(TRIES_ALONE):
             if flight.poison or not flight.was_killed:
                 break
-            self.watch.wait([other for other in self._flying if other is not flight])
+            # A copy, since another thread may hand out tasks meanwhile.
+            self.watch.wait([other for other in list(self._flying) if other is not flight])
             try:
                 with reachable(self.client):
                     self.client.retry([flight.future])

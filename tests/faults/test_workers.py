@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,8 @@ import daskrr
 from daskrr.apps.clusters import local_cluster
 from daskrr.jobs import reader, verification
 from daskrr.kernels import Function
+from daskrr.runtime.executors import ClusterExecutor
+from daskrr.runtime.scheduler import algebra
 from daskrr.runtime.tree import cut
 
 GENEROUS = 180
@@ -197,6 +200,28 @@ def test_worker__that_is_killed_costs_no_more_than_the_task_it_was_at(tasks, tim
     undisturbed, disturbed = (sum(map(int, log.read_text().split())) for log in logs)
     # What it had ended may have been read from storage again, and no row was looked at for that.
     assert 0 <= disturbed - undisturbed <= times * LARGEST
+
+
+def die(folder, times):
+    """Kill this process, but no more than so many times."""
+    before = len(list(folder.iterdir()))
+    if before < times:
+        (folder / str(before)).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return before
+
+
+def found(kept, inputs):
+    return None, inputs
+
+
+def test_algebra__tries_inputs_alone_that_two_workers_died_of(tmp_path):
+    with counted_cluster() as (_, client, counter), client.as_current():
+        executor = ClusterExecutor(client, "deadly")
+        place = algebra(executor, "deadly", scheduler_bytes=0)
+        assert place.place == "scheduler"
+        assert place.perform(found, executor.apply("deadly", partial(die, tmp_path, 2))) == 2
+        assert counter.left == 2
 
 
 def test_undisturbed__nothing_is_done_twice(points, reference, tmp_path):
